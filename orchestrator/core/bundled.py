@@ -23,11 +23,6 @@ MOVED: Final = {"forward": 2, "backward": 4, "both": 4}
 NAMED: Final = re.compile(r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+-(backward|both)")
 
 
-def pass_suffix(direction: str) -> str:
-    """The end of a case's id. It is empty for a forward pass, so that ids from before the other passes stay valid."""
-    return "" if direction == FORWARD else f"-{direction}"
-
-
 def with_pass(case_id: str, axes: Mapping[str, str]) -> dict[str, str]:
     """The axes of a case from its file, with its pass added unless that is forward."""
     named = NAMED.fullmatch(case_id)
@@ -124,7 +119,7 @@ class Shape(StrictModel):
         """Such as `b2-h8-kv8-q512-k512-d64-full-float16`; followed by `-backward` or `-both` if that is the pass."""
         mask = "causal" if self.causal else "full"
         sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
-        return f"{sizes}-{mask}-{dtype}{pass_suffix(self.direction)}"
+        return f"{sizes}-{mask}-{dtype}" + ("" if self.direction == FORWARD else f"-{self.direction}")
 
     @model_serializer(mode="wrap")
     def spelt_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

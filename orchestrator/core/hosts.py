@@ -328,7 +328,7 @@ def to_host(target: HostTarget, command: Sequence[str] = ()) -> tuple[str, ...]:
     port = ("-p", str(target.port)) if target.port else ()
     terminal = () if command else ("-t",)
     name = f"{target.user}@{target.name}" if target.user else target.name
-    return ("ssh", *terminal, *port, "--", name, *quote_remote_command(command))
+    return ("ssh", *terminal, *port, "--", name, *((shlex.join(command),) if command else ()))
 
 
 def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequence[str] = ()) -> tuple[str, ...]:
@@ -347,8 +347,3 @@ def through_iap(vm: MachineName, zone: Zone, project: ProjectId, command: Sequen
         "--tunnel-through-iap",
         *remote_command,
     )
-
-
-def quote_remote_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The command quoted as one argument, which the machine's shell splits into the same words; nothing if empty."""
-    return (shlex.join(command),) if command else ()

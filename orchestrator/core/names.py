@@ -194,17 +194,12 @@ def control_object(fleet: str) -> str:
     return f"{fleet_prefix(fleet)}control.json"
 
 
-def shard_digit(index: int) -> str:
-    """The digit under which a child's line is stored."""
-    return hashlib.sha256(str(index).encode()).hexdigest()[0]
-
-
 def lines_prefix(fleet: str, digit: str) -> str:
     return f"{fleet_prefix(fleet)}index/{digit}/"
 
 
 def line_object(fleet: str, index: int) -> str:
-    return f"{lines_prefix(fleet, shard_digit(index))}{index}.json"
+    return f"{lines_prefix(fleet, hashlib.sha256(str(index).encode()).hexdigest()[0])}{index}.json"
 
 
 def rows_prefix(fleet: str) -> str:

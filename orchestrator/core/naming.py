@@ -176,10 +176,6 @@ def verdict_object(run: str, number: int, file: str = "verdict.json") -> str:
     return f"{artifacts_prefix(run)}candidates/{number:06d}/{file}"
 
 
-def time_stamp(at: datetime) -> str:
-    return at.astimezone(UTC).strftime(_STAMP)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class EventName:
     """The parts of an event's object name. Sorting by them gives the order of the events."""
@@ -190,7 +186,8 @@ class EventName:
     kind: str
 
     def object(self, run: str) -> str:
-        return f"{events_prefix(run)}{time_stamp(self.at)}-{self.writer}-{self.seq:06d}-{self.kind}.json"
+        stamp = self.at.astimezone(UTC).strftime(_STAMP)
+        return f"{events_prefix(run)}{stamp}-{self.writer}-{self.seq:06d}-{self.kind}.json"
 
 
 def machine_of(writer: str) -> int:

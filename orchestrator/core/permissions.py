@@ -15,21 +15,17 @@ class Need:
     code: str
 
 
+INSERT: Final = "adapters/google/compute.py insert"
+
 LAUNCHER: Final = (
-    Need("compute.instances.create", "make the machine", "adapters/google/compute.py insert"),
-    Need(
-        "compute.instances.setMetadata", "give it the startup script and the run", "adapters/google/compute.py insert"
-    ),
-    Need("compute.instances.setLabels", "label it as ours", "adapters/google/compute.py insert"),
-    Need("compute.instances.setServiceAccount", "let it run as its own account", "adapters/google/compute.py insert"),
-    Need("compute.disks.create", "make its boot disk", "adapters/google/compute.py insert"),
-    Need("compute.disks.setLabels", "label the disk", "adapters/google/compute.py insert"),
-    Need("compute.subnetworks.use", "connect it", "adapters/google/compute.py insert"),
-    Need(
-        "compute.subnetworks.useExternalIp",
-        "give it an external address, if one is wanted",
-        "adapters/google/compute.py insert",
-    ),
+    Need("compute.instances.create", "make the machine", INSERT),
+    Need("compute.instances.setMetadata", "give it the startup script and the run", INSERT),
+    Need("compute.instances.setLabels", "label it as ours", INSERT),
+    Need("compute.instances.setServiceAccount", "let it run as its own account", INSERT),
+    Need("compute.disks.create", "make its boot disk", INSERT),
+    Need("compute.disks.setLabels", "label the disk", INSERT),
+    Need("compute.subnetworks.use", "connect it", INSERT),
+    Need("compute.subnetworks.useExternalIp", "give it an external address, if one is wanted", INSERT),
     Need("compute.instances.get", "see whether it is there", "adapters/google/compute.py instance"),
     Need("compute.instances.list", "find every machine of ours", "adapters/google/market.py instances"),
     Need("compute.instances.delete", "end it", "adapters/google/compute.py delete"),
@@ -61,7 +57,7 @@ LOOKER: Final = (
     Need("compute.images.list", "find prepared images", "adapters/google/images.py images"),
     Need("compute.images.get", "see whether one is ready", "adapters/google/images.py image"),
     Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/google/images.py newest"),
-    Need("compute.images.useReadOnly", "start machines from one", "adapters/google/compute.py insert"),
+    Need("compute.images.useReadOnly", "start machines from one", INSERT),
     Need("compute.images.create", "make one (`bench image build`)", "adapters/google/images.py seal"),
     Need("compute.images.setLabels", "label it with its expiry", "adapters/google/images.py seal"),
     Need("compute.images.deprecate", "take one out of use", "adapters/google/images.py deprecate"),
@@ -104,9 +100,7 @@ BUCKET: Final = (
 BUCKET_LOOKER: Final = (Need("storage.buckets.get", "see where the bucket is", "core/doctor/project.py check_bucket"),)
 """On the bucket, for `bench doctor`."""
 
-ACCOUNT: Final = (
-    Need("iam.serviceAccounts.actAs", "start machines that run as it", "adapters/google/compute.py insert"),
-)
+ACCOUNT: Final = (Need("iam.serviceAccounts.actAs", "start machines that run as it", INSERT),)
 """On the machine's service account, for each person who runs `bench`."""
 
 MACHINE: Final = (Need("compute.instances.delete", "delete itself when it is done", "startup/agent/stop.py"),)

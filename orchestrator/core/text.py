@@ -157,7 +157,14 @@ def clean_line(text: str, limit: int = WORDS) -> str:
     if len(text) <= limit and _HARMLESS.fullmatch(text):
         return text
     head = text[: limit + 1]
-    shown = "".join(" " if c in "\n\r\t" else _visible(c) for c in head)
+    shown = "".join(
+        " "
+        if c in "\n\r\t"
+        else c
+        if unicodedata.category(c) not in _UNSEEN
+        else c.encode("unicode_escape").decode("ascii")
+        for c in head
+    )
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

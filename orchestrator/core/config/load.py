@@ -262,7 +262,8 @@ class _Problems:
             self.found.append((line, f"{self.source}:{line}: {key + ': ' if key else ''}{what}"))
 
     def add(self, path: yamltext.Path, what: str) -> None:
-        self.found.append((self.document.line(path), f"{self._place(path)}: {_prefix(path)}{what}"))
+        key = f"{yamltext.dotted_path(path)}: " if path else ""
+        self.found.append((self.document.line(path), f"{self._place(path)}: {key}{what}"))
 
     def say(self, what: str) -> None:
         self.found.append((1_000_000, what))
@@ -280,10 +281,6 @@ class _Problems:
             "\n".join(lines),
             hint="`bench config keys` explains every key; `bench config show l4` is a complete example",
         )
-
-
-def _prefix(path: yamltext.Path) -> str:
-    return f"{yamltext.dotted_path(path)}: " if path else ""
 
 
 def _copy(value: Any) -> Any:

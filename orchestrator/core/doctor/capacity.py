@@ -153,7 +153,11 @@ def of_image(project: str, family: str) -> Callable[[Api, Subject], CheckVerdict
         stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
         image_list = list_all_pages(api, RestRequest("compute", "GET", base, query))
-        current = {str(entry.get("family")) for entry in _items(image_list) if not _retired(entry)} - {family}
+        current = {
+            str(entry.get("family"))
+            for entry in _items(image_list)
+            if entry.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"
+        } - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
         new = successor or closest_word(family, current) or ""
         what = (
@@ -188,7 +192,3 @@ def _current(answer: RestAnswer, family: str) -> CheckVerdict:
 
 def _items(answer: RestAnswer) -> list[Mapping[str, Any]]:
     return [entry for entry in answer.document.get("items", ()) if isinstance(entry, Mapping)] if answer.good else []
-
-
-def _retired(entry: Mapping[str, Any]) -> bool:
-    return bool(entry.get("deprecated", {}).get("state", "ACTIVE") != "ACTIVE")

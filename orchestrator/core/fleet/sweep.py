@@ -258,11 +258,7 @@ class Child:
     @property
     def config(self) -> str:
         """The key of its cell and chunk. Repeats share it, because they fail for the same reasons."""
-        return config_key(self.cell, self.chunk)
-
-
-def config_key(cell: SweepCell, chunk: int) -> str:
-    return f"{cell.gpu}-{hashlib.sha256(cell.question.encode()).hexdigest()[:8]}-{chunk}"
+        return f"{self.cell.gpu}-{hashlib.sha256(self.cell.question.encode()).hexdigest()[:8]}-{self.chunk}"
 
 
 def expand_cells(sweep: Sweep) -> tuple[SweepCell, ...]:

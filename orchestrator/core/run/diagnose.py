@@ -253,7 +253,8 @@ def _refusals(facts: Sequence[Fact]) -> list[tuple[str, str]]:
 
 def _refused(facts: Sequence[Fact]) -> RunDiagnosis | None:
     for code, words in _refusals(facts):
-        if cause := _match(_PROVIDER, f"{code} {words}"):
+        text = f"{code} {words}"
+        if cause := next((one for one, pattern in _PROVIDER if re.search(pattern, text, re.IGNORECASE)), None):
             return RunDiagnosis(cause, words or code, remedy_for(cause))
     return None
 
@@ -305,7 +306,3 @@ def _unknown(facts: Sequence[Fact], log: str) -> RunDiagnosis:
         remedy_for("unknown"),
         lines,
     )
-
-
-def _match(table: Iterable[tuple[str, str]], text: str) -> str | None:
-    return next((cause for cause, pattern in table if re.search(pattern, text, re.IGNORECASE)), None)

@@ -82,7 +82,7 @@ def evolve(run: Run, event: ev.Event) -> Run:
         return run
     if is_client(event.writer):
         run = replace(run, updated_at=max(run.updated_at, event.time))
-    if attempt := _attempt(event):
+    if attempt := machine_of(event.writer):
         run = _report(run, attempt, last_word_at=max(run.report_of(attempt).last_word_at or event.time, event.time))
     match event.fact:
         case ev.RunPlanned() as fact:
@@ -144,7 +144,7 @@ def _taken(run: Run, fact: ev.MachineTaken, event: ev.Event) -> Run:
             return run
         return replace(run, taken=fact, taken_at=event.time, taken_by=event.writer)
     old = run.claim is not None and run.claim.generation >= fact.generation
-    if old or fact.generation > run.generation or fact.attempt != _attempt(event):
+    if old or fact.generation > run.generation or fact.attempt != machine_of(event.writer):
         return run
     return replace(run, claim=fact, claim_at=event.time, claim_by=event.writer)
 
@@ -187,12 +187,12 @@ def _due(run: Run, event: ev.Event) -> bool:
     fact = event.fact
     if isinstance(fact, ev.InstanceRequested):
         return is_client(event.writer) and attempt_of(run.run_id, fact.vm) is not None
-    return is_client(event.writer) or (_attempt(event) > 0 and not isinstance(fact, ev.ClientFact))
+    return is_client(event.writer) or (machine_of(event.writer) > 0 and not isinstance(fact, ev.ClientFact))
 
 
 def _evolve_machine(run: Run, event: ev.Event) -> Run:
     """The state after a fact of a machine."""
-    attempt = _attempt(event)
+    attempt = machine_of(event.writer)
     report = run.report_of(attempt)
     match event.fact:
         case ev.VmBooted():
@@ -248,11 +248,6 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             return _report(run, attempt, finished=finished, finished_at=event.time)
         case _:
             raise AssertionError(f"a kind of fact that the fold forgot: {event.fact.kind}")
-
-
-def _attempt(event: ev.Event) -> int:
-    """The attempt whose machine wrote the event; 0 if a client wrote it."""
-    return machine_of(event.writer)
 
 
 def _report(run: Run, attempt: int, **changes: Any) -> Run:

@@ -92,7 +92,9 @@ def _once(api: Api, step: RestStep) -> RestAnswer:
         case MendBucket():
             return _mend_bucket(api, step)
         case MakeAccount():
-            return _make_account(api, step)
+            body = {"accountId": step.account_id, "serviceAccount": {"displayName": step.title}}
+            answer = api.ask(RestRequest("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body))
+            return RestAnswer(200) if answer.status == 409 else answer
         case MakeRole():
             return _make_role(api, step)
         case GrantRole():
@@ -145,12 +147,6 @@ def _mend_bucket(api: Api, step: MendBucket) -> RestAnswer:
     ]
     kept = {"lifecycle": {"rule": [*other_rules, *our_rules]}} if step.lifecycle else {}
     return api.ask(RestRequest("storage", "PATCH", path, {"projection": "noAcl"}, {"iamConfiguration": access, **kept}))
-
-
-def _make_account(api: Api, step: MakeAccount) -> RestAnswer:
-    body = {"accountId": step.account_id, "serviceAccount": {"displayName": step.title}}
-    answer = api.ask(RestRequest("iam", "POST", f"/v1/projects/{step.project}/serviceAccounts", body=body))
-    return RestAnswer(200) if answer.status == 409 else answer
 
 
 def _make_role(api: Api, step: MakeRole) -> RestAnswer:

@@ -23,7 +23,6 @@ def test_what_was_created_reads_back_byte_for_byte(bucket: Bucket) -> None:
     data = bytes(range(256)) * 300
     assert bucket.create("a/b.bin", data, content_type="application/octet-stream")
     blob = bucket.read("a/b.bin")
-    assert blob is not None
     assert blob.data == data
     assert blob.generation > 0
 
@@ -31,7 +30,6 @@ def test_what_was_created_reads_back_byte_for_byte(bucket: Bucket) -> None:
 def test_an_empty_object_is_an_object(bucket: Bucket) -> None:
     assert bucket.create("empty", b"")
     blob = bucket.read("empty")
-    assert blob is not None
     assert blob.data == b""
 
 
@@ -39,7 +37,6 @@ def test_what_is_there_is_never_created_again(bucket: Bucket) -> None:
     assert bucket.create("a", b"first")
     assert not bucket.create("a", b"second")
     blob = bucket.read("a")
-    assert blob is not None
     assert blob.data == b"first"
 
 
@@ -48,7 +45,6 @@ def test_of_many_that_create_the_same_object_one_succeeds(bucket: Bucket) -> Non
         won = list(pool.map(lambda n: bucket.create("race", str(n).encode()), range(8)))
     assert won.count(True) == 1
     blob = bucket.read("race")
-    assert blob is not None
     assert blob.data == str(won.index(True)).encode()
 
 
@@ -68,7 +64,6 @@ def test_a_stale_generation_replaces_nothing(bucket: Bucket) -> None:
     assert bucket.replace("ledger", b"3", generation=first) is None
     assert bucket.replace("ledger", b"3", generation=0) is None
     blob = bucket.read("ledger")
-    assert blob is not None
     assert (blob.data, blob.generation) == (b"2", second)
 
 
@@ -76,7 +71,6 @@ def test_without_a_generation_whatever_is_there_is_replaced(bucket: Bucket) -> N
     assert bucket.replace("index", b"1", generation=None) is not None
     assert bucket.replace("index", b"2", generation=None) is not None
     blob = bucket.read("index")
-    assert blob is not None
     assert blob.data == b"2"
 
 
@@ -113,7 +107,6 @@ def test_a_listing_tells_size_generation_checksum_and_time(bucket: Bucket) -> No
     bucket.create("a", b"123456789")
     (entry,) = bucket.list("a")
     blob = bucket.read("a")
-    assert blob is not None
     assert (entry.size, entry.generation) == (9, blob.generation)
     assert entry.crc32c == "4waSgw=="  # the check value of CRC-32C, 0xE3069283
     assert entry.updated is not None
@@ -175,7 +168,6 @@ def test_a_file_is_uploaded_once(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.upload("payloads/p", source, content_type="application/gzip")
     assert not bucket.upload("payloads/p", source, content_type="application/gzip")
     blob = bucket.read("payloads/p")
-    assert blob is not None
     assert blob.data == source.read_bytes()
 
 
@@ -206,7 +198,6 @@ OBJECT_NAMES = st.text(st.sampled_from("ab0-_./ é%+?#&=~:"), min_size=1, max_si
 def test_any_name_and_any_bytes_survive_the_way_there_and_back(bucket: Bucket, name: str, data: bytes) -> None:
     generation = bucket.replace(f"p/{name}/x", data, generation=None)
     blob = bucket.read(f"p/{name}/x")
-    assert blob is not None
     assert (blob.data, blob.generation) == (data, generation)
 
 
@@ -216,7 +207,6 @@ def test_objects_become_one_in_their_order_and_again_when_it_is_made_again(bucke
     for sources, whole in ((["a", "b", "c", "a"], b"121"), (["b", "a"], b"21")):
         bucket.compose("whole", sources)
         blob = bucket.read("whole")
-        assert blob is not None
         assert blob.data == whole
         (entry,) = bucket.list("whole")
         assert entry.size == len(whole)
@@ -248,5 +238,4 @@ def test_an_object_larger_than_the_caller_has_room_for_is_refused_unread(bucket:
     assert refused.value.exit_code == 16
     assert list(bucket.read_many(["large", "small"], largest=4000)) == ["small"]
     blob = bucket.read("large", largest=5000)
-    assert blob is not None
     assert len(blob.data) == 5000

@@ -241,7 +241,6 @@ def test_an_event_that_could_not_be_read_is_asked_for_again() -> None:
 def test_the_stored_bytes_are_the_encoded_event(bucket: Bucket, tmp_path: Path) -> None:
     event = log(bucket).append(phase("a"))
     blob = bucket.read(event.object_name)
-    assert blob is not None
     assert blob.data == encode_event(event)
 
 

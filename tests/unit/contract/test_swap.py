@@ -246,8 +246,6 @@ def test_of_many_claims_of_one_machine_whose_answers_are_lost_one_gets_it(cloud:
         with ThreadPoolExecutor(4) as pool:
             won = list(pool.map(client, range(4)))
         slot = Slot.parse(buckets[0].read(name).data)  # type: ignore[union-attr]
-        assert slot is not None
-        assert slot.claim is not None
         assert [slot.claim.run_id] == [f"20261121-040000-l4-000{number}" for number in range(4) if won[number]]
 
 

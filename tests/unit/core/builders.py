@@ -40,9 +40,7 @@ class Log:
 
 def replayed(log: Log) -> Run:
     """The run that its events tell of."""
-    run = replay(log.events)
-    assert run is not None
-    return run
+    return replay(log.events)
 
 
 def planned(**changes: Any) -> ev.RunPlanned:

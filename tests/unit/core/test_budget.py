@@ -192,7 +192,6 @@ def test_the_same_cost_added_twice_counts_once() -> None:
 def test_a_cost_added_by_hand_may_pass_the_cap_and_then_nothing_fits() -> None:
     ledger = add_cost(Ledger(), "ai", D(9), "", NOON, "c1")
     verdict = authorize(ledger, Caps(day=D(5)), D("0.01"), NOON)
-    assert isinstance(verdict, HoldRefused)
     assert verdict.short_by == D("4.01")
     assert headroom(ledger, Caps(day=D(5)), NOON) == (D(-4), "day")
 
@@ -252,7 +251,6 @@ def test_caps_that_were_changed_stay_on_record() -> None:
     ledger = shared(day=D(1))
     for amount in range(2, 40):
         ledger = set_caps(ledger, SharedCaps(by="bob", at=NOON, day=D(amount)))
-    assert ledger.caps is not None
     assert ledger.caps.day == 39
     assert [caps.day for caps in ledger.earlier_caps] == list(range(19, 39))
     assert Ledger.parse(ledger.dump()) == ledger

@@ -151,7 +151,6 @@ def test_a_template_is_measured_where_it_is_the_submission(problem: Path) -> Non
     named = TASK.replace("../template.py", "submission.py")
     (problem / "task.yml").write_text(named)
     described = read_workload(problem).description
-    assert described is not None
     assert "submission" in described["submissions"], "this is the file that users edit"
     (problem / "task.yml").write_text(TASK.replace("../template.py", "template.py"))
     (problem / "template.py").write_text(KERNEL)
@@ -164,7 +163,6 @@ def test_without_a_submission_the_reference_is_measured_alone(problem: Path, bod
     (problem / "submission.py").write_text(f"def custom_kernel(data):\n    {body}\n")
     (problem / "solutions" / "submission.py").unlink()
     own = read_workload(problem)
-    assert own.description is not None
     assert own.description["submissions"] == {}
     assert "only ref_kernel is measured" in own.notes[-1]
 
@@ -172,7 +170,6 @@ def test_without_a_submission_the_reference_is_measured_alone(problem: Path, bod
 def test_a_submission_never_takes_the_name_of_the_baseline_or_of_another(problem: Path) -> None:
     (problem / "solutions" / "reference.py").write_text(KERNEL)
     described = read_workload(problem).description
-    assert described is not None
     assert described["submissions"]["solutions_reference"] == "solutions/reference.py"
     (problem / "solutions_reference.py").write_text(KERNEL)
     with pytest.raises(ConfigError, match="it would have the same name as"):

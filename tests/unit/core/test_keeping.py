@@ -88,7 +88,6 @@ def test_the_fate_of_a_kept_machine_does_not_change_its_runs_outcome(how: str) -
     assert run.taken_back is False
     settle, close = decide_commands(run, Observation(None), at(130), POLICY, None)
     assert isinstance(settle, do.Settle)
-    assert isinstance(close, do.Close)
     assert close.outcome is Phase.SUCCEEDED
 
 
@@ -129,7 +128,6 @@ def test_a_guest_ends_with_the_machines_word_on_it_and_costs_nothing() -> None:
     assert run.phase is Phase.FINISHING
     settle, close = decide_commands(run, Observation(instance()), at(61), POLICY, None)
     assert settle == do.Settle(Decimal(0))
-    assert isinstance(close, do.Close)
     assert close.outcome is Phase.SUCCEEDED
 
 
@@ -154,7 +152,6 @@ def test_stopping_a_guest_deletes_the_machine_and_then_ends_it_as_stopped() -> N
     (command,) = decide_commands(run, Observation(instance()), at(10), POLICY, None)
     assert isinstance(command, do.Delete)
     _, close = decide_commands(run, Observation(None, (operation("delete", 12),)), at(13), POLICY, None)
-    assert isinstance(close, do.Close)
     assert (close.outcome, close.detail) == (Phase.STOPPED, "enough")
 
 
@@ -183,7 +180,6 @@ OTHER_VM = f"bench-{OTHER}-1"
 
 def test_a_machines_claim_counts_if_its_owner_confirms_it_until_its_deadline() -> None:
     taken = claimed().guest_of
-    assert taken is not None
     assert (taken.vm, taken.owner, taken.deadline_at) == (OTHER_VM, OTHER, created(4).deadline_at)
 
 
@@ -226,14 +222,12 @@ def test_the_clients_word_on_the_machine_it_claimed_outranks_a_machines(first: f
     forged = ev.MachineTaken(vm="bench-other-9", zone=ZONE, owner=RUN, deadline_at=at(9000))
     log.vm(first, forged).vm(first, forged.model_copy(update={"generation": 7}))
     taken = replayed(log).guest_of
-    assert taken is not None
     assert taken.vm == VM
 
 
 def test_a_guest_whose_machine_was_taken_back_says_so() -> None:
     operations = (operation("compute.instances.preempted", 40),)
     _, close = decide_commands(guest(), Observation(None, operations), at(50), POLICY, None)
-    assert isinstance(close, do.Close)
     assert close.outcome is Phase.PREEMPTED
 
 
@@ -251,7 +245,6 @@ def test_a_resumed_guest_asks_for_a_machine_under_a_number_of_its_own() -> None:
 
 def test_a_slot_survives_a_trip_through_the_bucket_and_anything_else_is_none() -> None:
     taken = with_claim(SLOT, OTHER, "ada", {"schema": 1}, {"sha256": "ab"})
-    assert taken is not None
     assert Slot.parse(taken.dump()) == taken
     assert Slot.parse(b"{}") is None
 
@@ -349,9 +342,7 @@ COLD = ColdStart(240.0, 180.0, 7)
 
 
 def advice(log: Log, seconds: float, cold: ColdStart | None = COLD) -> KeepAdvice:
-    found = advise_keeping(replayed(log), cold, at(seconds))
-    assert found is not None
-    return found
+    return advise_keeping(replayed(log), cold, at(seconds))
 
 
 def test_there_is_no_advice_about_a_machine_that_is_not_there() -> None:

@@ -121,7 +121,6 @@ def line(number: int, **changes: object) -> StatusLine:
 
 def test_history_shows_the_parts_of_a_cold_start_and_the_share_of_measuring() -> None:
     found = cold_starts([line(1), line(2)], "l4", "gce")
-    assert found is not None
     assert (found.parts["environment"], found.measuring_share) == (20, 0.4167)
     assert "environment 20 s" in found.text
     assert "measuring took 42% of machine time" in found.text
@@ -132,7 +131,6 @@ def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
     found = expect_run(
         [line(1), line(2, measuring_s=60, cases_done=2), line(3, gpu="t4")], "l4", "gce", "l4", 10, prepared=False
     )
-    assert found is not None
     assert (found.cold.billed_s, found.measuring_s, found.runs) == (46, 350, 2)
     assert found.usd(Decimal("0.36")) == Decimal("0.0396")
     assert found.document(Decimal("0.36"))["usd"] == "0.039600"
@@ -141,7 +139,6 @@ def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
 
 def test_runs_of_another_configuration_tell_of_cold_starts_and_not_of_measuring() -> None:
     found = expect_run([line(1, config="mine")], "l4", "gce", "l4", 10, prepared=False)
-    assert found is not None
     assert (found.measuring_s, found.usd(Decimal(1))) == (None, None)
     assert found.work == ExpectedWork(46 + WORK_S - START_S, 46)
     assert expect_run([], "l4", "gce", "l4", 10, prepared=False) is None
@@ -152,7 +149,6 @@ def test_cold_starts_on_prepared_images_are_kept_apart_where_there_are_any() -> 
     told = {prepared: expect_run([slow, quick], "l4", "gce", "l4", 1, prepared=prepared) for prepared in (True, False)}
     assert [(found.cold.billed_s, found.prepared) for found in told.values() if found] == [(20, True), (46, False)]
     first = expect_run([slow], "l4", "gce", "l4", 1, prepared=True)
-    assert first is not None
     assert (first.cold.billed_s, first.prepared) == (46, False)
 
 

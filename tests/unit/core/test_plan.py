@@ -122,7 +122,6 @@ def test_a_gpu_that_cannot_be_planned_is_left_out_and_its_substitute_leads() -> 
     one = accepted(config)
     no = refused(asked(TWO + "placement: {max_usd_per_hour: 0.01}"))
     led = with_fallbacks(no, [one])
-    assert isinstance(led, LaunchPlan)
     assert led.offers == one.offers
     assert f"not available: {no.message}" in led.notices
     assert with_fallbacks(no, [no]) == no
@@ -376,7 +375,6 @@ def test_fallback_gpus_are_held_with_the_same_margin() -> None:
     late = NOON + timedelta(days=60)
     l4, t4 = (accepted(asked(f"gpu: {gpu}"), now=late) for gpu in ("l4", "t4"))
     led = with_fallbacks(l4, [t4])
-    assert isinstance(led, LaunchPlan)
     dearest = max(offer.usd_per_hour for offer in led.offers) * D("1.2")
     assert led.ceiling_usd == ceiling_usd(dearest, led.ttl_s, led.attempts)
 
@@ -407,7 +405,6 @@ def test_a_plan_for_several_gpus_has_one_deadline_and_the_ceiling_of_the_dearest
     assert t4 is not None
     one, other = accepted(config), accepted(with_gpu(config, t4))
     both = with_fallbacks(one, [other])
-    assert isinstance(both, LaunchPlan)
     assert both.offers == (*one.offers, *other.offers)
     assert both.ttl_s == min(one.ttl_s, other.ttl_s)
     assert both.ceiling_usd == max(one.ceiling_usd, other.ceiling_usd)

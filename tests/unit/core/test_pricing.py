@@ -118,7 +118,6 @@ def test_money_is_made_of_text_and_whole_numbers_only() -> None:
 
 def test_the_price_of_a_machine_is_the_sum_of_all_that_is_billed() -> None:
     quote = SHEET.quote(L4, "us-central1", "spot", 73, external_ip=True)
-    assert quote is not None
     assert (quote.gpu, quote.machine) == (Decimal("0.2862"), Decimal("0.07502"))
     assert (quote.disk, quote.external_ip) == (Decimal("0.01"), Decimal("0.0025"))
     assert quote.usd_per_hour == Decimal("0.373720")
@@ -131,13 +130,11 @@ def test_a_larger_machine_of_a_series_costs_its_multiple() -> None:
     small = SHEET.quote(L4, "us-east4", "spot", 50, False)
     large = SHEET.quote(PricedMachine("g2-standard-16", "nvidia-l4", 1), "us-east4", "spot", 50, False)
     assert small is not None
-    assert large is not None
     assert (large.machine, large.gpu) == (small.machine * 4, small.gpu)
 
 
 def test_a_machine_without_a_gpu_costs_no_gpu() -> None:
     quote = SHEET.quote(PricedMachine("e2-standard-4"), "us-central1", "spot", 20, True)
-    assert quote is not None
     assert quote.gpu == 0
     assert quote.source == "recalled"
 
@@ -220,7 +217,6 @@ def test_included_local_disks_are_paid_for_and_unpriced_ones_leave_no_price() ->
     unknown = PriceSheet.parse(sheet(local_ssd_gib={"m": 730}))
     assert unknown.hourly(PricedMachine("m"), "us-east1", "spot", 0, False) is None
     h100 = SHEET.quote(PricedMachine("a3-highgpu-1g", "nvidia-h100-80gb", 1), "us-central1", "spot", 0, False)
-    assert h100 is not None
     assert h100.disk == Decimal("0.082192")
 
 

@@ -121,7 +121,6 @@ def test_a_name_alone_does_not_make_an_owner() -> None:
     assert requesting_vm(ours(), None) is None
     assert requesting_vm(ours(zone="asia-east1-a"), replayed(running())) is None
     vm = requesting_vm(ours(), replayed(running()))
-    assert vm is not None
     assert vm.usd_per_hour == RATE
 
 

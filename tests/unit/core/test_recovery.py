@@ -49,7 +49,6 @@ def decided(log: Log, now: float = 80, offers: tuple[Offer, ...] | None = OFFERS
 
 def closing(commands: tuple[do.Command, ...]) -> tuple[Phase, str]:
     close = commands[-1]
-    assert isinstance(close, do.Close)
     return close.outcome, close.detail
 
 

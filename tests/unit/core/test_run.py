@@ -143,7 +143,6 @@ def test_the_fold_is_the_same_for_every_interleaving_and_every_repetition(
 @given(logs())
 def test_the_fold_is_total_and_every_phase_is_a_phase(events: list[ev.Event]) -> None:
     run = replay(events)
-    assert run is not None
     assert run.phase in Phase
     assert run.cost(at(4000)) >= 0
     assert run.phase.over == (run.closed is not None)
@@ -164,13 +163,11 @@ def test_no_events_make_no_run() -> None:
 
 def test_an_outcome_from_the_future_counts_as_failed() -> None:
     run = replay(Log().add(0, planned()).add(1, ev.RunClosed(outcome="sublimated")).events)
-    assert run is not None
     assert run.phase is Phase.FAILED
 
 
 def phase_of(log: Log) -> Phase:
     run = replay(log.events)
-    assert run is not None
     return run.phase
 
 
@@ -217,7 +214,6 @@ def test_what_two_machines_said_that_were_at_one_run_is_all_kept(writers: tuple[
         Log().add(seconds, measured(case), writer) for seconds, case, writer in zip((0, 1), "ab", writers, strict=True)
     ]
     run = replay([event for log in logs for event in log.events])
-    assert run is not None
     assert {fact.case_id for fact in run.measured} == {"a", "b"}
     assert run.report_of(1).measured == {"a", "b"}
 
@@ -244,7 +240,6 @@ def test_a_repeated_request_is_one_machine() -> None:
 
 def test_a_refusal_does_not_undo_a_machine_that_is_known_to_exist() -> None:
     run = replayed(running().add(20, ev.ZoneExhausted(attempt=1, zone=ZONE, code="STOCKOUT")))
-    assert run.vm is not None
     assert run.vm.open
 
 
@@ -293,7 +288,6 @@ def test_a_requests_end_in_one_zone_says_nothing_of_the_next_zones_same_name() -
     late = gone(3, "never_made").model_copy(update={"request_id": "us-central1-a-1"})
     run = replayed(log.add(4, late, "client-other1"))
     assert [(vm.zone, vm.open) for vm in run.vms] == [("us-central1-a", False), ("us-east1-b", True)]
-    assert run.vm is not None
     assert run.vm.zone == "us-east1-b"
     older = replayed(log.add(5, gone(5)))  # a client of before says no more than the name
     assert not any(vm.open for vm in older.vms)
@@ -317,7 +311,6 @@ def test_a_start_that_was_never_recorded_is_learned_from_the_end() -> None:
     log = Log().add(0, planned()).add(1, requested())
     log.add(90, ev.InstanceGone(attempt=1, vm=VM, ended_at=at(64), how="deleted", started_at=at(4)))
     run = replayed(log)
-    assert run.vm is not None
     assert run.vm.started_at == at(4)
     assert run.cost(at(900)) == Decimal("0.006020")
 
@@ -334,7 +327,6 @@ def test_a_child_of_a_fleet_is_told_by_one_fact_and_costs_its_fleet_and_not_itse
         "no zone, and nothing that a client could delete"
     )
     asked = replayed(Log().add(0, planned()).add(1, requested()).add(2, CHILD))
-    assert asked.vm is not None
     assert asked.vm.open, "a run that asked for a machine itself is never ended by such a fact"
     forged = replayed(Log().add(0, planned()).vm(5, CHILD))
     assert not forged.over, "nor may a machine write it"

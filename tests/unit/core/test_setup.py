@@ -268,14 +268,11 @@ def test_a_grant_leaves_every_other_binding_as_it_was() -> None:
     theirs = {"role": "r", "members": ["user:eve@example.com"], "condition": {"title": "t", "expression": "e"}}
     policy = {"etag": "x", "bindings": [theirs, {"role": "r", "members": ["user:bob@example.com"]}]}
     plain = with_grant(policy, "r", ADA, None)
-    assert plain is not None
     assert plain["bindings"] == [theirs, {"role": "r", "members": ["user:bob@example.com", ADA]}]
     assert (plain["etag"], plain["version"]) == ("x", 3)
     conditional = with_grant(policy, "r", ADA, Condition("t", "e"))
-    assert conditional is not None
     assert conditional["bindings"][0]["members"] == ["user:eve@example.com", ADA]
     new = with_grant({}, "r", ADA, Condition("t", "e"))
-    assert new is not None
     assert new["bindings"] == [{"role": "r", "members": [ADA], "condition": {"title": "t", "expression": "e"}}]
     assert with_grant(policy, "r", "user:eve@example.com", Condition("t", "e")) is None
 

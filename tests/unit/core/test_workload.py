@@ -274,7 +274,6 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
     with pytest.raises(ConfigError, match=r"workload.axes.row: mine has no such axis; did you mean 'rows'"):
         chosen("row=[16]")
     there = chosen("rows=[16]")
-    assert there is not None
     assert there.axes == {"rows": (16,)}
     assert there.cases == ("rows16-float32",), "and a plan counts no more"
     with pytest.raises(ConfigError, match=r"workload.axes.rows: mine has no case with 12345; .*valid: 16, 3$"):

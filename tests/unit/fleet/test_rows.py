@@ -53,7 +53,6 @@ def table(bucket: MemoryBucket) -> list[dict[str, str]]:
     """What somebody reads who fetched the one object, whatever unpacks it."""
     ((columns, parts),) = group_tables(stored_members(bucket, FLEET).whole.values()).items()
     blob = bucket.read(compose_table(bucket, FLEET, columns, parts).name)
-    assert blob is not None
     return list(csv.DictReader(io.StringIO(gzip.decompress(blob.data).decode())))
 
 
@@ -106,7 +105,6 @@ def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download() 
     assert compose_table(bucket, FLEET, columns, parts) == entry
     assert bucket.calls - again == 1, "what is made is not made again"
     blob = read(entry.name)
-    assert blob is not None
     assert gzip.decompress(blob.data).count(b"\n") == 3001
 
 
@@ -210,7 +208,6 @@ def test_damaged_rows_whose_cases_are_gone_stay_and_all_others_are_fetched(tmp_p
     assert cases_in(found) == [("0", "a"), ("2", "a")]
     assert (found.rows, found.left_out) == (4, {entry.name: "left out: it is not gzip, or incomplete"})
     kept = bucket.read(entry.name)
-    assert kept is not None
     assert kept.data == b"garbage"
 
 

@@ -74,7 +74,6 @@ def look(client: Slurm) -> None:
 
 def stored(bucket: MemoryBucket) -> bytes:
     blob = bucket.read(LOG)
-    assert blob is not None
     return blob.data
 
 
