@@ -157,15 +157,13 @@ def clean_line(text: str, limit: int = WORDS) -> str:
     if len(text) <= limit and _HARMLESS.fullmatch(text):
         return text
     head = text[: limit + 1]
-    shown = "".join(
-        " "
-        if c in "\n\r\t"
-        else c
-        if unicodedata.category(c) not in _UNSEEN
-        else c.encode("unicode_escape").decode("ascii")
-        for c in head
-    )
+    shown = "".join(" " if c in "\n\r\t" else _visible(c) for c in head)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def to_ascii(text: str, most: int) -> str:
+    """The first `most` characters, those that are not printable ASCII as `?`. Some servers send metadata in headers."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:most]
 
 
 def clean_sentence(text: str) -> str:

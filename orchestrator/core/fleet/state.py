@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final, Literal, get_args
 
 from orchestrator.core.fleet.sweep import Child
-from orchestrator.core.text import clean_line, count
+from orchestrator.core.text import clean_line, count, to_ascii
 
 State = Literal["waiting", "running", "lost", "failed", "stopped", "given_up", "wrong", "stored"]
 """The states of a child; a later one wins over an earlier one. `lost`: its machine is gone, and it is tried again;
@@ -58,13 +58,13 @@ def encode_line(line: ChildLine) -> dict[str, str]:
         "child": str(line.child),
         "state": line.state,
         "attempt": str(line.attempt),
-        "machine": _ascii(line.machine, 100),
+        "machine": to_ascii(line.machine, 100),
         "cases": f"{line.cases_done}/{line.cases_total}",
         "usd": str(line.usd),
         "seconds": str(line.seconds),
-        "reason": _ascii(line.reason, REASON),
-        "failed-on": ",".join(_ascii(name, 100).replace(",", "?") for name in line.failed_on[-12:]),
-        "device": _ascii(line.device, 100),
+        "reason": to_ascii(line.reason, REASON),
+        "failed-on": ",".join(to_ascii(name, 100).replace(",", "?") for name in line.failed_on[-12:]),
+        "device": to_ascii(line.device, 100),
     }
 
 
@@ -95,10 +95,6 @@ def decode_line(metadata: Mapping[str, str]) -> ChildLine | None:
         failed_on=names,
         device=clean_line(metadata.get("device", ""), 100),
     )
-
-
-def _ascii(text: str, most: int) -> str:
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:most]
 
 
 MEASURED: Final = frozenset(("wrong", "stored"))

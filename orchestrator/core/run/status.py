@@ -20,7 +20,7 @@ from orchestrator.core.naming import is_prepared
 from orchestrator.core.run.diagnose import remedy_for
 from orchestrator.core.run.events import Fact
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Run, Vm
-from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name, count
+from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name, count, to_ascii
 
 DETAIL: Final = 400
 FIELD: Final = 250
@@ -139,11 +139,7 @@ def iso_time(at: datetime) -> str:
 def encode_status(line: StatusLine) -> dict[str, str]:
     """The line as object metadata. Only printable ASCII is used, because some servers send metadata in headers."""
     limits = {"detail": DETAIL, "device": NAME}
-    return {key: _ascii(str(value))[: limits.get(key, FIELD)] for key, value in asdict(line).items()}
-
-
-def _ascii(text: str) -> str:
-    return "".join(c if " " <= c <= "~" else "?" for c in text)
+    return {key: to_ascii(str(value), limits.get(key, FIELD)) for key, value in asdict(line).items()}
 
 
 def decode_status(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
