@@ -17,12 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.core import yamltext
 from orchestrator.core.bundled import PLACEHOLDER
-from orchestrator.core.config.model import (
-    Config,
-    Grid,
-    Workload,
-    resolve_grid,
-)
+from orchestrator.core.config.model import Config, Grid, Workload, resolve_grid
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import (
     FRACTIONS,

@@ -5,14 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from orchestrator.core.setup.plan import Grant, SetupRequest, Standing, plan_setup
-from orchestrator.core.setup.steps import (
-    LIFECYCLE,
-    EnableApis,
-    GrantRole,
-    MakeRole,
-    ShareCaps,
-    WriteSettings,
-)
+from orchestrator.core.setup.steps import LIFECYCLE, EnableApis, GrantRole, MakeRole, ShareCaps, WriteSettings
 
 ADA = "user:ada@example.com"
 WANTED = SetupRequest(
