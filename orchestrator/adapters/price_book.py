@@ -11,8 +11,7 @@ from typing import Final
 from orchestrator.adapters.files import write_atomically
 from orchestrator.core.errors import BenchError, LocalError, ProviderError
 from orchestrator.core.market.pricing import PriceSheet
-from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh_prices
-from orchestrator.core.market.skus import SkuCatalogue
+from orchestrator.core.market.skus import NotRefreshed, Refreshed, SkuCatalogue, refresh_prices
 from orchestrator.core.text import os_error_text, read_text
 
 HEAD: Final = """# Written by `bench prices --refresh`. Of this table and the one that comes with bench

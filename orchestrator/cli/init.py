@@ -16,10 +16,9 @@ from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.setup import plan as asked
-from orchestrator.core.setup import terraform
 from orchestrator.core.setup.plan import ACCOUNT_ID, SetupRequest, plan_setup
 from orchestrator.core.setup.plan import plan_setup as plan
-from orchestrator.core.setup.steps import Step, WriteSettings, describe_step, setup_script
+from orchestrator.core.setup.steps import Step, WriteSettings, describe_step, setup_script, terraform_document
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, load_settings, wire_embedded
 
@@ -166,7 +165,7 @@ def _embedded(place: InitPlace) -> InitPlace:
 def _print(wanted: SetupRequest, form: InitForm, *, json: bool) -> None:
     steps = plan_setup(wanted)
     path = str(load_settings().home / "settings.yaml")
-    text = setup_script(steps, path) if form is InitForm.GCLOUD else terraform.terraform_document(steps)
+    text = setup_script(steps, path) if form is InitForm.GCLOUD else terraform_document(steps)
     if json:
         emit_json(_document(wanted, [_step(step, False) for step in steps]) | {"form": form.value, "text": text})
     else:

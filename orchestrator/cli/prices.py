@@ -15,7 +15,7 @@ from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, PricedMachine, PriceSheet
-from orchestrator.core.market.refreshing import Refreshed
+from orchestrator.core.market.skus import Refreshed
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, utc_now
 

@@ -176,7 +176,7 @@ TYPED = {
     "core/doctor/verdicts.py": "an API of a constant list, in a message",
     "core/setup/calls.py": "the project, account and bucket that are set up; quoted by adapters/google/rest.py",
     "core/setup/plan.py": "the project that is set up",
-    "core/setup/terraform.py": "the project that is set up, as text for the user",
+    "core/setup/steps.py": "the project that is set up, as text for the user",
     "agent/container.py": "the machine's own: the registry of its image",
     "agent/metadata.py": "the machine's own: its metadata server",
     "agent/storage.py": "the machine's own, quoted",

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.market.pricing import PricedMachine, PriceSheet
-from orchestrator.core.market.refreshing import NotRefreshed, Refreshed, refresh_prices
-from orchestrator.core.market.skus import SkuCatalogue, list_skus, parse_sku
+from orchestrator.core.market.skus import NotRefreshed, Refreshed, SkuCatalogue, list_skus, parse_sku, refresh_prices
 from orchestrator.core.rest import RestAnswer
 from orchestrator.embedded.inventory import Inventory
 from orchestrator.embedded.meter import Tariff

@@ -27,8 +27,6 @@ from orchestrator.core.permissions import (
     MACHINE,
     permission_names,
 )
-from orchestrator.core.setup import steps, terraform
-from orchestrator.core.setup import steps as st
 from orchestrator.core.setup.calls import PAUSES_S, TOO_YOUNG_S, survey_project, take_step, with_grant
 from orchestrator.core.setup.plan import (
     APIS,
@@ -56,6 +54,10 @@ from orchestrator.core.setup.steps import (
     Step,
     WriteSettings,
     describe_step,
+    one_line_command,
+    setup_script,
+    step_command,
+    terraform_document,
 )
 from tests.support.conversations import good, lead, refusal
 from tests.unit.core.set_up import ADA, CAREFUL, WANTED, after_all_of_it
@@ -96,7 +98,7 @@ def test_a_cap_that_somebody_has_set_for_the_bucket_is_left_as_it_is() -> None:
     standing = replace(after_all_of_it(), caps={"day": "900"})
     (step,) = plan_setup(WANTED, standing)
     assert step == ShareCaps("my-project", "my-bench", (("run", Decimal("1.00")),))
-    assert steps.step_command(step) == "bench --project my-project --bucket my-bench budget set --run 1.00"
+    assert step_command(step) == "bench --project my-project --bucket my-bench budget set --run 1.00"
 
 
 def test_the_machine_may_delete_machines_of_bench_and_nothing_else_of_the_project() -> None:
@@ -315,7 +317,7 @@ ARGUMENTS = {
 
 
 def test_the_gcloud_commands_are_those_of_the_golden_file() -> None:
-    assert st.setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
+    assert setup_script(plan_setup(WANTED), "/home/ada/settings.yaml") == (GOLDEN / "init.sh").read_text()
 
 
 def every_step() -> list[Step]:
@@ -353,12 +355,12 @@ def ran(script: str, folder: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("step", every_step(), ids=describe_step)
 def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step, tmp_path: Path) -> None:
-    for text in (st.step_command(step), st.one_line_command(step)):
+    for text in (step_command(step), one_line_command(step)):
         subprocess.run(["bash", "-n", "-c", text], check=True, timeout=600)
     if isinstance(step, WriteSettings):
         return
-    assert "\n" not in st.one_line_command(step)
-    asked_for = ran(st.one_line_command(step), tmp_path)
+    assert "\n" not in one_line_command(step)
+    asked_for = ran(one_line_command(step), tmp_path)
     assert asked_for
     with_rules = [one for arguments in asked_for for one in arguments if one.startswith("--lifecycle-file=")]
     wanted = isinstance(step, MakeBucket) or (isinstance(step, MendBucket) and step.lifecycle)
@@ -366,7 +368,7 @@ def test_every_printed_remedy_is_a_whole_command_that_ends_by_itself(step: Step,
 
 
 def test_the_whole_script_gives_the_bucket_its_rules(tmp_path: Path) -> None:
-    asked_for = ran(st.setup_script(plan_setup(WANTED)), tmp_path)
+    asked_for = ran(setup_script(plan_setup(WANTED)), tmp_path)
     assert sum(one.startswith("--lifecycle-file=") for arguments in asked_for for one in arguments) == 1
 
 
@@ -395,7 +397,7 @@ def test_an_api_that_was_enabled_a_moment_ago_is_asked_again_for_some_minutes(st
 
 
 def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_knows() -> None:
-    text = terraform.terraform_document(plan_setup(WANTED))
+    text = terraform_document(plan_setup(WANTED))
     assert text == (GOLDEN / "init.tf.json").read_text()
     assert set(parsed(text)) == {"//", "terraform", "resource"}
     made = resources_of(text)
@@ -412,8 +414,8 @@ def test_the_terraform_is_that_of_the_golden_file_and_names_what_the_provider_kn
 
 
 def test_terraform_refers_only_to_what_it_declares() -> None:
-    everything = terraform.terraform_document(plan_setup(WANTED))
-    missing_one = terraform.terraform_document(plan_setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
+    everything = terraform_document(plan_setup(WANTED))
+    missing_one = terraform_document(plan_setup(WANTED, replace(after_all_of_it(), on_project=frozenset())))
     for text in (everything, missing_one):
         made = resources_of(text)
         needed = {address for body in made.values() for address in body.get("depends_on", ())}
@@ -423,7 +425,7 @@ def test_terraform_refers_only_to_what_it_declares() -> None:
 
 
 def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_role() -> None:
-    made = resources_of(terraform.terraform_document(plan_setup(WANTED)))
+    made = resources_of(terraform_document(plan_setup(WANTED)))
     members = {address: body for address, body in made.items() if address.startswith("google_project_iam_member.")}
     assert len(members) == 3
     for body in members.values():
@@ -432,7 +434,7 @@ def test_what_is_granted_on_the_project_waits_for_resource_manager_and_for_its_r
 
 
 def test_what_looks_like_a_template_in_a_name_is_text_in_terraform() -> None:
-    text = terraform.terraform_document([MakeAccount("p", "a", "${oops} %{oops}")])
+    text = terraform_document([MakeAccount("p", "a", "${oops} %{oops}")])
     (account,) = resources_of(text).values()
     assert account["display_name"] == "$${oops} %%{oops}"
 
@@ -445,9 +447,9 @@ def test_a_bucket_that_is_mended_and_a_role_that_is_changed_are_printed_too() ->
         MakeRole("p", "r", "t", ("x.y.z",), exists=True),
         GrantRole("project", "p", "roles/viewer", ADA, Condition("t", "true")),
     ]
-    script = st.setup_script(steps)
+    script = setup_script(steps)
     assert script.count("--uniform-bucket-level-access") == 2
     assert script.count("--lifecycle-file") == 2
     assert "roles update r" in script
     assert [describe_step(step) for step in steps][3] == "change the role r (t): 1 permission"
-    assert set(resources_of(terraform.terraform_document(steps[1:2]))) == {"google_storage_bucket.bench"}
+    assert set(resources_of(terraform_document(steps[1:2]))) == {"google_storage_bucket.bench"}
