@@ -150,6 +150,7 @@ class Report:
         )  # fmt: skip
         facts = [words.format(environment[key]) for key, words in units if environment.get(key)]
         if environment.get("device_kind") == "cpu":
+            facts = [words for words in facts if words.startswith("torch")]  # the CUDA of its torch ran nothing
             cpu, threads = environment.get("cpu"), environment.get("threads")
             facts += [str(cpu)] if cpu else []
             facts += [count(threads, "thread")] if isinstance(threads, int) and threads else []

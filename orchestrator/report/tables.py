@@ -233,4 +233,4 @@ def not_timed(study: Study) -> list[Part]:
         for reason, cases in one.reasons.items()
     ]  # fmt: skip
     heads = ("implementation", "what", "cases", "reason")
-    return [PageTable("Not timed", heads, rows, left=(1,), long=(3,))] if rows else []
+    return [PageTable("Not timed", heads, rows, left=(1,), long=(3,), stack=True)] if rows else []

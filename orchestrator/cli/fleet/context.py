@@ -24,6 +24,7 @@ from orchestrator.core.fleet.jobs import PayloadRef
 from orchestrator.core.fleet.sweep import Child, Sweep, SweepCell
 from orchestrator.core.names import fleet_id, is_fleet_id
 from orchestrator.core.naming import payload_object
+from orchestrator.core.plan.plan import practice_label
 from orchestrator.core.text import count
 from orchestrator.runs.fleet import planning
 from orchestrator.runs.fleet.follow import FleetSighting, Follower, record_fleet
@@ -205,8 +206,10 @@ def begin_fleet(wiring: Wiring, plan: FleetPlan) -> Desk:
         machines={job.gpu: job.machines for job in plan.jobs},
     )
     check_launchable(wiring, sweep)
+    label = practice_label(wiring.here) if record.mode.simulated else ""
+    children = tuple(replace(child, label=label) for child in plan.children)
     store = FleetStore(wiring.bucket, wiring.clock, fleet)
     purse = Purse(wiring.world(), record, wiring.say) if holds else None
-    record_fleet(store, record, plan.children, purse)
+    record_fleet(store, record, children, purse)
     trust.remember(wiring, store)
-    return Desk(wiring, store, record, plan.children)
+    return Desk(wiring, store, record, children)

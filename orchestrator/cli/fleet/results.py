@@ -32,7 +32,6 @@ from orchestrator.cli.terminal import emit_json
 from orchestrator.core.errors import NotFound
 from orchestrator.core.fleet.state import MEASURED, FleetState
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Child, Sweep, SweepCell, text_of
-from orchestrator.core.names import child_run
 from orchestrator.core.naming import run_of
 from orchestrator.core.results import plain_cell
 from orchestrator.core.run.fold import replay
@@ -81,7 +80,7 @@ def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> Fe
     wanted = measured_children if runs is None else [child for child in runs if child.index in measured]
 
     def one(child: Child) -> Any:
-        run = replay(desk.wiring.log(child_run(fleet, child.cell.gpu, child.index)).read())
+        run = replay(desk.wiring.log(child.run_id(fleet)).read())
         return fetch_run(bucket, run, folder / "runs") if run is not None else None
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -107,7 +106,7 @@ def _children_csv(desk: Desk, state: FleetState) -> str:
         line = state.line(child)
         writer.writerow(
             [
-                child.index, child_run(desk.record.fleet, child.cell.gpu, child.index), child.cell.gpu,
+                child.index, child.run_id(desk.record.fleet), child.cell.gpu,
                 plain_cell(child.cell.title), child.repeat, line.state, plain_cell(line.device),
                 plain_cell(line.machine), line.usd,
                 line.seconds, plain_cell(line.reason),
@@ -188,7 +187,7 @@ def _along(sweep: Sweep, measured: Sequence[Measured]) -> tuple[Along, ...]:
 def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Sequence[Child]) -> Column:
     """A GPU's column: the times of its first repeat, and what all its repeats cost."""
     first = children[0]
-    run_id = child_run(desk.record.fleet, first.cell.gpu, first.index)
+    run_id = first.run_id(desk.record.fleet)
     price = desk.record.usd_per_hour.get(gpu)
     child_report = read_report(folder / "runs" / run_id)
     # The embedded cloud's machines are this one, whatever was asked for.
@@ -209,7 +208,7 @@ def costs_document(desk: Desk) -> FleetCosts:
         children[child.cell.gpu] += 1
         seconds[child.cell.gpu] += line.seconds
         usd[child.cell.gpu] = usd.get(child.cell.gpu, Decimal(0)) + line.usd
-    ours = {child_run(desk.record.fleet, child.cell.gpu, child.index) for child in state.children}
+    ours = {child.run_id(desk.record.fleet) for child in state.children}
     ledger = desk.wiring.ledger.read()
     held = sum(
         (entry.held for key, entry in ledger.runs.items() if run_of(key) == desk.record.fleet or run_of(key) in ours),

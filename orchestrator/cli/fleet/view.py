@@ -12,7 +12,6 @@ from orchestrator.cli.screen import Columns
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.fleet.sweep import Child
-from orchestrator.core.names import child_run
 from orchestrator.core.text import clean_line, count, format_clock
 from orchestrator.runs.fleet.follow import FleetSighting, cap_of
 from orchestrator.runs.fleet.planning import FleetPlan
@@ -143,7 +142,7 @@ def document(record: FleetRecord, seen: FleetSighting) -> FleetSeen:
 def _child(record: FleetRecord, line: ChildLine, child: Child) -> FleetChild:
     return {
         "child": child.index,
-        "run_id": child_run(record.fleet, child.cell.gpu, child.index),
+        "run_id": child.run_id(record.fleet),
         "gpu": child.cell.gpu,
         "workload": child.cell.workload,
         "settings": dict(child.cell.settings),

@@ -19,7 +19,7 @@ from orchestrator.core.config.load import explain_errors
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.hosts import LOCAL, parse_target
 from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
-from orchestrator.core.names import MOST_CHILDREN
+from orchestrator.core.names import MOST_CHILDREN, RunId, child_run
 from orchestrator.core.text import clean_line, count, of_schema
 
 EngineName = Literal["cloud", "slurm", "batch", "hosts"]
@@ -254,6 +254,12 @@ class Child:
     chunk: int
     cases: tuple[str, ...]
     """The case ids that it measures; empty: all cases of its configuration."""
+    label: str = ""
+    """What its run is named after, for practice; empty: the GPU of its cell."""
+
+    def run_id(self, fleet: str) -> RunId:
+        """The id of its run in a fleet."""
+        return child_run(fleet, self.label or self.cell.gpu, self.index)
 
     @property
     def config(self) -> str:
@@ -325,6 +331,7 @@ def children_document(children: Sequence[Child]) -> dict[str, Any]:
         "schema": 1,
         "cells": _cells(numbers, pieces),
         "children": [[numbers[child.cell], child.repeat, child.chunk] for child in children],
+        **({"label": children[0].label} if children and children[0].label else {}),
     }
 
 
@@ -365,6 +372,9 @@ def _read(data: Any) -> Iterator[Child]:
         text = "".join((cell.title, *itertools.chain(*pieces.values())))
         if find_gpu(cell.gpu) is None or clean_line(cell.gpu) != cell.gpu or clean_line(text, len(text)) != text:
             raise ValueError("a cell that no sweep has")
+    label = str(data.get("label", ""))
+    if label not in ("", "cpu", "gpu", *GPU_NAMES):
+        raise ValueError("a label that no fleet has")
     for index, (number, repeat, chunk) in enumerate(data["children"]):
         cell, pieces = cell_list[int(number)]
-        yield Child(index, cell, int(repeat), int(chunk), pieces[int(chunk)])
+        yield Child(index, cell, int(repeat), int(chunk), pieces[int(chunk)], label)

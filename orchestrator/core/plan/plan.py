@@ -211,17 +211,20 @@ class LaunchPlan:
         return "host" if self.mode is Mode.HOST else self.config.gpu
 
     def label_on(self, here: str) -> str:
-        """The same; for practice on a machine whose GPU is `here` what is measured: `h200`, `gpu` for one that cannot
-        be rented, and `cpu` where there is none."""
-        if not self.mode.simulated:
-            return self.label
-        words = re.findall(r"[a-z0-9]+", here.lower())
-        return next((word for word in words if word in GPU_NAMES), "gpu" if here else "cpu")
+        """The same; for practice what is measured on a machine whose GPU is `here`."""
+        return practice_label(here) if self.mode.simulated else self.label
 
     @property
     def usd_per_hour(self) -> Decimal:
         """The price of the offer that is tried first."""
         return self.offers[0].usd_per_hour
+
+
+def practice_label(here: str) -> str:
+    """What practice measures on a machine whose GPU is `here`: `h200`, `gpu` for one that cannot be rented, and `cpu`
+    where there is none."""
+    words = re.findall(r"[a-z0-9]+", here.lower())
+    return next((word for word in words if word in GPU_NAMES), "gpu" if here else "cpu")
 
 
 @dataclass(frozen=True, slots=True)

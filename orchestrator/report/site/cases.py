@@ -3,7 +3,7 @@ cases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -196,7 +196,8 @@ def series_section(
                 slim,
             )
         )
-    rows = [_row(point, own, relative=bool(series.relative_to)) for point in reversed(points)]
+    practice = {digest.run_id for digest, _ in runs if digest.simulated}
+    rows = [_row(point, own, practice, relative=bool(series.relative_to)) for point in reversed(points)]
     unit = f"over {series.relative_to}" if series.relative_to else "median µs"
     heads = ("run", unit, "95 % interval", "change", "what is new", "commit", "payload")
     parts.append(PageTable(f"{series.title}: runs", heads, rows, left=(3, 4, 5, 6), wrap=(3, 4), stack=True))
@@ -224,14 +225,18 @@ def format_times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _row(point: HistoryPoint, own: str, *, relative: bool) -> list[Cell]:
+def _row(point: HistoryPoint, own: str, practice: Container[str], *, relative: bool) -> list[Cell]:
     fingerprint, value = point.reading.fingerprint, point.reading.value
     changed = point.change in (Verdict.FASTER, Verdict.SLOWER)
     word = point.change.value if point.change is not None else "first"
     ratio = f"{point.ratio.mid:.3f}×" if changed and point.ratio is not None else ""
     dirty = "+" if fingerprint.get("git_dirty") else ""
     return [
-        Word(point.reading.run_id, href=relative_link(run_page(point.reading.run_id), own)),
+        Word(
+            point.reading.run_id,
+            more="practice" if point.reading.run_id in practice else "",
+            href=relative_link(run_page(point.reading.run_id), own),
+        ),
         format_digits(value.mid, 4),
         format_limits(value, places=2 if relative or value.mid < 100 else 1) or UNKNOWN,
         Word(f"◆ {word} {ratio}" if changed else word, word if changed else "", point.doubt),
@@ -266,8 +271,9 @@ def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iter
             last = changed[-1] if changed else None
             anchor = Section(series.title, ()).anchor
             word = last.change.value if last is not None and last.change is not None else ""
+            more = "practice" if all(digest.simulated for digest, _ in runs) else ""
             yield [
-                Word(case_id, href=f"{relative_link(case_page(case_id), CASES)}#{anchor}"),
+                Word(case_id, more=more, href=f"{relative_link(case_page(case_id), CASES)}#{anchor}"),
                 series.device or UNKNOWN,
                 Setting(series.regime, series.cache).name or UNKNOWN,
                 series.subject,

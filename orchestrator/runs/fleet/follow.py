@@ -26,7 +26,7 @@ from orchestrator.core.fleet.jobs import (
 from orchestrator.core.fleet.state import ATTEMPTS, ChildLine, FleetState, State, judge_retry
 from orchestrator.core.fleet.sweep import Child, Sweep
 from orchestrator.core.market.pricing import billed_usd, round_up
-from orchestrator.core.names import FLEET_LABEL, JobName, Zone, child_run, job_name, runs_prefix
+from orchestrator.core.names import FLEET_LABEL, JobName, Zone, job_name, runs_prefix
 from orchestrator.core.naming import (
     BUCKET_LABEL,
     TOOL,
@@ -280,7 +280,7 @@ class Follower:
         outcome = "wrong" if one.exit_code == WRONG else outcome
         if known.attempt == one.attempt and known.state == outcome:
             return None
-        run_id = child_run(self.record.fleet, child.cell.gpu, child.index)
+        run_id = child.run_id(self.record.fleet)
         run = replay(self.world.log(run_id).read())
         price = self._price(child.cell.gpu)
         seconds = known.seconds + worked_s(run, one.attempt)

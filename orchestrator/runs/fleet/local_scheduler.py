@@ -28,7 +28,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus, SchedulerTraits
 from orchestrator.core.fleet.state import MACHINES, MEASURED, ChildLine, FleetState, State
 from orchestrator.core.fleet.sweep import Child, SweepCell
-from orchestrator.core.names import MOST_CHILDREN, FleetId, JobName, child_run
+from orchestrator.core.names import MOST_CHILDREN, FleetId, JobName
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.plan.resumption import resumed_on_hosts
 from orchestrator.core.run.decide import RecordGone
@@ -198,7 +198,7 @@ class LocalScheduler:
         for child in self._state.open:
             if self._line(child).state != "running":
                 continue
-            engine = Engine(world, child_run(self.record.fleet, child.cell.gpu, child.index))
+            engine = Engine(world, child.run_id(self.record.fleet))
             engine.request_stop(control.stopped, f"{self.record.fleet} was stopped")
             host = self._line(child).machine if any(self.targets) else ""
             self._lines[child.index] = self._line_of(child, engine.follow(), world, host)
@@ -327,7 +327,7 @@ class LocalScheduler:
         config = self.configured(child.cell)
         if target:
             config = config.model_copy(update={"host": config.host.model_copy(update={"targets": (target,)})})
-        world, run_id = site.world(config), child_run(self.record.fleet, child.cell.gpu, child.index)
+        world, run_id = site.world(config), child.run_id(self.record.fleet)
         run = replay(world.log(run_id).read())
         run = None if run is not None and run.is_unlaunched else run
         if run is not None and run.closed is not None and run.phase in (Phase.SUCCEEDED, Phase.INCORRECT):

@@ -19,7 +19,7 @@ from orchestrator.core.market.catalog import find_gpu
 from orchestrator.core.market.machines import Quota, quota_room
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.market.pricing import PriceSheet, ceiling_usd
-from orchestrator.core.names import NO_IMAGE, child_run
+from orchestrator.core.names import NO_IMAGE
 from orchestrator.core.naming import Mode
 from orchestrator.core.plan.offered import priced_offers
 from orchestrator.core.plan.plan import LaunchPlan, run_spec
@@ -96,7 +96,7 @@ class Orders:
 
     def order(self, child: Child, attempt: int, price: Decimal) -> ChildOrder:
         """What child and attempt are told; `attempt` is the first that is free."""
-        plan, run_id = self.plan_for(child), child_run(self.fleet, child.cell.gpu, child.index)
+        plan, run_id = self.plan_for(child), child.run_id(self.fleet)
         spec = run_spec(
             plan,
             run_id=run_id,

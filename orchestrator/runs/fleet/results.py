@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 
 from orchestrator.core.errors import Unavailable
 from orchestrator.core.fleet.sweep import Child
-from orchestrator.core.names import child_run, fleet_prefix, rows_object, rows_prefix
+from orchestrator.core.names import fleet_prefix, rows_object, rows_prefix
 from orchestrator.core.naming import attempt_of, cases_prefix
 from orchestrator.core.results import LONGEST, assemble_rows, case_file_fault, plain_cell
 from orchestrator.core.text import count
@@ -74,7 +74,7 @@ class StoredMembers:
 def store_rows(bucket: Bucket, fleet: str, child: Child, generation: int = 0) -> Mapping[str, str]:
     """Stores the rows of a measured child, once, or over what is there in that generation. What is left out of them, by
     object, and why: a case's file that is not whole, or not this child's, or with columns of its own too many."""
-    name, run_id = rows_object(fleet, child.index), child_run(fleet, child.cell.gpu, child.index)
+    name, run_id = rows_object(fleet, child.index), child.run_id(fleet)
     prefix = cases_prefix(run_id)
     listed = bucket.list(prefix, most=CHILD_FILES + 1)
     fits = [total <= CHILD_BYTES for total in accumulate(entry.size for entry in listed)]

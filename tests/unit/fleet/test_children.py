@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -85,6 +86,16 @@ def test_the_same_sweep_makes_the_same_list_and_it_survives_the_bucket(sweep: Sw
     children = expand_children(sweep, lambda _: CASES)
     assert expand_children(Sweep.model_validate(sweep.model_dump()), lambda _: CASES) == children
     assert read_children(json.loads(json.dumps(children_document(children)))) == children
+
+
+def test_children_of_practice_are_named_after_what_is_measured_on_every_client() -> None:
+    children = tuple(
+        replace(child, label="cpu") for child in expand_children(Sweep(axes={"gpu": ["l4", "t4"]}), lambda _: ())
+    )
+    document = json.loads(json.dumps(children_document(children)))
+    assert [child.run_id(FLEET).split("-")[2] for child in read_children(document)] == ["cpux7f3a", "cpux7f3a"]
+    with pytest.raises(ValueError, match="a label that no fleet has"):
+        read_children(document | {"label": "../x"})
 
 
 def test_another_seed_is_another_order() -> None:

@@ -154,7 +154,7 @@ def test_the_head_names_device_software_limits_and_the_command_that_repeats_the_
     assert report.device_facts() == (
         "NVIDIA L4", "driver 580.1", "CUDA 13.0", "cuDNN 91900", "torch 2.13.0", "at most 1980 MHz", "700 W",
     )  # fmt: skip
-    here = {"device": "EPYC", "device_kind": "cpu", "cpu": "EPYC", "threads": 1, "torch": "2.13.0"}
+    here = {"device": "EPYC", "device_kind": "cpu", "cpu": "EPYC", "threads": 1, "torch": "2.13.0", "cuda": "13.0"}
     alone = replace(reported(csv_text(records(device="EPYC"))), environment=here)
     assert alone.device_facts() == ("EPYC", "torch 2.13.0", "1 thread")
     head = report_page(report).partition("</header>")[0]

@@ -344,6 +344,7 @@ def test_practice_is_called_practice_and_has_no_price_zone_or_machine(tmp_path: 
     assert "1 run · all of them practice" in found["index.html"]
     assert '<span class="soft">practice</span>' in found["index.html"]
     assert "practice: nothing was rented" in found[f"runs/{run}.html"]
+    assert all("<small>practice</small>" in text for path, text in found.items() if path.startswith("cases/"))
     for path, text in found.items():
         assert "us-central1" not in text, path
         assert "$" not in text.partition("</style>")[2].partition("<script>")[0] or path == "costs.html", path
