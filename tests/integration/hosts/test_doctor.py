@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tests.integration.cli.conftest import Bench
-from tests.integration.hosts.conftest import Client
+from tests.integration.hosts.conftest import Client, Start, base_python, with_stand_ins
 from tests.integration.hosts.looking import outside_the_cache, processes
 from tests.support.ports import deaf_port
 from tests.support.sshd import Sshd
@@ -43,6 +44,27 @@ def test_a_host_that_does_not_answer_is_one_failure_and_no_more(bench: Bench, ho
     ran = bench("doctor", "--host", "box", code=6)
     assert "nothing listens" in ran.out
     assert "1 fail, 5 skipped" in ran.out
+
+
+def test_a_key_that_runs_one_command_only_is_one_failure_and_named(bench: Bench, start: Start, client: Client) -> None:
+    with start(lines=("ForceCommand /bin/date",)) as server:
+        client.reaches(server)
+        found = looked_at(bench, code=6)
+    assert "this key runs one command only" in found["host.reachable"]["why"]
+    assert [name for name, check in found.items() if check["level"] == "fail"] == ["host.reachable"]
+    assert found["host.python"]["level"] == found["host.gpu"]["level"] == "skipped"
+
+
+def test_a_host_that_moves_no_files_is_one_failure_beside_what_is_right(
+    bench: Bench, start: Start, client: Client, tmp_path: Path
+) -> None:
+    no_sftp = 'ForceCommand test "$SSH_ORIGINAL_COMMAND" != internal-sftp && eval "$SSH_ORIGINAL_COMMAND"'
+    with start(environment={"PATH": base_python(tmp_path / "python")}, lines=(no_sftp,)) as server:
+        with_stand_ins(server.home)
+        client.reaches(server)
+        found = looked_at(bench, code=6)
+    assert [name for name, check in found.items() if check["level"] == "fail"] == ["host.files"]
+    assert "SFTP" in found["host.files"]["why"]
 
 
 def test_a_host_that_is_no_host_is_refused(bench: Bench) -> None:

@@ -115,6 +115,39 @@ def test_settings_of_an_included_file_and_of_match_count(start: Start, client: C
         assert ask("box") == {"runs": []}
 
 
+CONFIGURED = {
+    "a connection that ssh shares": "  ControlMaster auto\n  ControlPath {home}/%C\n  ControlPersist 60",
+    "Match originalhost": '  LogLevel ERROR\nMatch originalhost box exec "true"\n  ServerAliveInterval 5',
+    "a host key under another name": "  HostKeyAlias there",
+    "hashed known_hosts": "  HashKnownHosts yes",
+    "IPv6": "  HostName ::1",
+}
+
+
+@pytest.mark.parametrize("title", CONFIGURED)
+def test_a_host_is_reached_as_its_users_ssh_reaches_it(start: Start, client: Client, title: str) -> None:
+    """And where its home folder has a space."""
+    home = client.home.parent / "a home"
+    home.mkdir()
+    with start(environment={"PATH": PYTHONS, "HOME": str(home)}, lines=("ListenAddress ::1",)) as server:
+        client.reaches(server)
+        config = client.home / ".ssh" / "config"
+        text = config.read_text().replace("  HostName 127.0.0.1\n", "") if title == "IPv6" else config.read_text()
+        more = "" if title == "IPv6" else "\n"
+        config.write_text(text.rstrip("\n") + "\n" + CONFIGURED[title].format(home=client.home) + more + "\n")
+        key = server.known_line().split(" ", 1)[1]
+        names = {"a host key under another name": "there", "IPv6": f"[::1]:{server.port}"}
+        client.knows(f"{names.get(title, f'[127.0.0.1]:{server.port}')} {key}")
+        if title == "hashed known_hosts":
+            subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(client.known_hosts)], check=True, capture_output=True)
+            assert "127.0.0.1" not in client.known_hosts.read_text()
+        assert subprocess.run(
+            ["ssh", "-F", str(config), "-o", f"UserKnownHostsFile={client.known_hosts}", "-o", "ControlPath=none",
+             "box", "true"], stdin=subprocess.DEVNULL,
+        ).returncode == 0, "OpenSSH reaches it"  # fmt: skip
+        assert ask("box") == {"runs": []}
+
+
 def test_settings_that_ssh_refuses_are_told_in_its_words(client: Client) -> None:
     client.configure("Host box\n  NoSuchOption yes\n")
     said, hint = refusal("box", ConfigError)
