@@ -165,17 +165,22 @@ class Replays(SimulatedStream):
         return returned
 
 
+def replayed(file: Path, text: str, name: str = "mine") -> tuple[Bench, Judge]:
+    """A kernel of the workload in that file, bound and timed in graphs by `Replays`, and its judge."""
+    file.write_text(text)
+    definition = load_workload("file", file)
+    bench = Bench(definition, name, CPU)
+    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
+    bench.bind({"n": 16}, 7)
+    return bench, Judge(definition, CPU)
+
+
 @pytest.mark.parametrize("form", ["writes", "returns"])
 @pytest.mark.parametrize(("every", "passed"), [(0, True), (20, False), (100, False)])
 def test_every_call_of_a_replayed_graph_is_judged(tmp_path: Path, form: str, every: int, passed: bool) -> None:
     text = GRAPH if form == "writes" else GRAPH.replace("def outputs(x):\n    return torch.empty_like(x)\n", "")
     text = text if form == "writes" else text.replace("(out, x)", "(x)").replace("out.copy_(x @ x)", "out = x @ x")
-    file = tmp_path / "graph.py"
-    file.write_text(text.replace("EVERY", str(every)))
-    definition, case = load_workload("file", file), {"n": 16}
-    bench, judge = Bench(definition, "mine", CPU), Judge(definition, CPU)
-    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
-    bench.bind(case, 7)
+    bench, judge = replayed(tmp_path / "graph.py", text.replace("EVERY", str(every)))
     bench.spread(3)
     made = bench.timer("graph", slots=2048)
     assert made["answers"] == made["calls_made"] > 10
@@ -185,7 +190,7 @@ def test_every_call_of_a_replayed_graph_is_judged(tmp_path: Path, form: str, eve
         calls += made["answers"]
     answers = bench.collected(str(tmp_path), lend=False)
     assert answers["fault"] == ""
-    verdict = judge.judge_repeated(case, "n16", [7], answers["tree"], answers["files"], baseline=False)
+    verdict = judge.judge_repeated({"n": 16}, "n16", [7], answers["tree"], answers["files"], baseline=False)
     assert verdict["passed"] is passed
     assert verdict["calls"] == calls if passed else 0 < verdict["calls"] <= 2 * every
 
@@ -193,12 +198,7 @@ def test_every_call_of_a_replayed_graph_is_judged(tmp_path: Path, form: str, eve
 def test_an_answer_that_is_judged_alone_is_there_when_the_others_were_collected(tmp_path: Path) -> None:
     """The outputs of collected answers are overwritten, so that the next replay has to write them: not the one that is
     judged alone, on new inputs, after the same sample."""
-    file = tmp_path / "graph.py"
-    file.write_text(GRAPH.replace("EVERY", "0"))
-    definition = load_workload("file", file)
-    bench, judge = Bench(definition, "mine", CPU), Judge(definition, CPU)
-    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
-    bench.bind({"n": 16}, 7)
+    bench, judge = replayed(tmp_path / "graph.py", GRAPH.replace("EVERY", "0"))
     made = bench.timer("graph", slots=2048)
     for seed in (8, 9):
         bench.renew(seed)
@@ -209,12 +209,9 @@ def test_an_answer_that_is_judged_alone_is_there_when_the_others_were_collected(
 
 
 def test_calls_of_a_graph_that_share_memory_count_as_one(tmp_path: Path) -> None:
-    file = tmp_path / "graph.py"
-    file.write_text(GRAPH.replace("EVERY", "0") + "\n\nkept = []\n\n\ndef kernel_same(out, x):\n"
-                    "    kept[:] = kept or [torch.empty_like(x)]\n    return kept[0].copy_(x @ x)\n")  # fmt: skip
-    bench = Bench(load_workload("file", file), "same", CPU)
-    bench.make_timer = lambda *_, **__: lambda contender: CudaTimer("graph", contender, 0.0, Replays(SimulatedHost()))
-    bench.bind({"n": 16}, 7)
+    same = "\n\nkept = []\n\n\ndef kernel_same(out, x):\n    kept[:] = kept or [torch.empty_like(x)]\n"
+    text = f"{GRAPH.replace('EVERY', '0')}{same}    return kept[0].copy_(x @ x)\n"
+    bench, _ = replayed(tmp_path / "graph.py", text, "same")
     assert bench.timer("graph", slots=2048)["answers"] == 1
     assert bench.timer("graph", slots=1)["answers"] == 0
 
@@ -231,7 +228,8 @@ def test_answers_are_collected_for_a_tenth_of_the_time_where_copies_are_harmless
     assert field.plan_collecting(hand, turn, CASE) == 0
 
 
-def test_what_is_collected_fits_the_batch_and_a_full_one_is_judged_first() -> None:
+def test_what_is_collected_fits_the_batch_and_a_full_one_is_judged_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.harness.arena.COLLECTED_S", 1e9)  # however long this machine takes to judge
     field, turn = arena(), Turn(answers=1000)
     field.judge.start = field.start = lambda: cast(Any, Stacks((), sticky=False))
     hand = field.hand("b")

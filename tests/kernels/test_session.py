@@ -24,7 +24,7 @@ def baseline_torch(x):
 """
 RIGHT = BASE + "def kernel_mine(x):\n    return x + x\n"
 WRONG = BASE + "def kernel_mine(x):\n    return x * 2.5\n"
-HANGING = BASE + "def kernel_mine(x):\n    while True: pass\n"
+HANGING = BASE + "import time\ndef kernel_mine(x):\n    time.sleep(3600)\n"
 CHEATING = BASE + "def kernel_mine(x):\n    x.zero_()\n    return x + x\n"
 OTHER_REFERENCE = RIGHT.replace("return x + x", "return x - x")
 TAMPERING = """
