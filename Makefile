@@ -44,7 +44,7 @@ export TMPDIR ?= $(shell test -w /dev/shm && [ $$(df -Pm /dev/shm | awk 'END {pr
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ## make test    the laws of the parts, and one run of everything on an embedded cloud: what to run before each commit
 test: $(STAMP)
-	$(PYTEST) -m "unit or smoke" tests/unit tests/integration
+	$(PYTEST) -m "unit or smoke" tests/unit $$(grep -rl --include='*.py' mark.smoke tests/integration)
 	@echo "more: make test-all (commands, machines, kernels: all but the search), make search (chaos and mutants)"
 
 # Half of a test of real machines is waiting: more workers than cores share them.
