@@ -13,7 +13,7 @@ import torch
 from kernels.forms.definition import BadWorkload
 from kernels.forms.flashinfer import Task, filter_probs, load, stored_tensor, wrong_samples, wrong_tensor
 from tests.kernels.harness_process import HarnessProcess, named
-from tests.unit.core.test_flashinfer import MINE, PAGED, SCALE
+from tests.unit.core.test_gpumode import MINE, PAGED, SCALE
 
 SOLUTIONS = {
     "fills": "def run(x, by, y):\n    y.copy_(x * by)\n",

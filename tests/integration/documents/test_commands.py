@@ -80,7 +80,7 @@ NOT_RUN = {
     r"^bench (reap --install-timer)$": "it changes the user's own systemd: tests/integration/cli/test_reap.py runs it",
     r"^bench launch (FILE|NAME\.py|swish/|level1/|my\.yaml|vectoradd_py/|saxpy\.yaml)": "it stands for a file of the reader's",
     r"^bench (launch|report)\b.*(TRACE_SET|flashinfer-trace)/": "it stands for a "
-    "trace set of the reader's: tests/unit/core/test_flashinfer.py reads one",
+    "trace set of the reader's: tests/unit/core/test_gpumode.py reads one",
     r"^bench report results/FOLDER": "FOLDER stands for one of results/: tests/integration/report/test_published.py runs it",
     r"^bench history --case": "it stands for a case of the reader's: tests/integration/cli/test_history.py runs it",
     r"^bench cloud weather (FILE|storm\.yaml)": "the file is a block of the same page: run below",
