@@ -59,7 +59,9 @@ class RestAnswer:
     @property
     def api_off(self) -> bool:
         """Whether the request was refused because the API is not enabled in the project."""
-        reasons = {str(entry.get("reason")) for key in ("errors", "details") for entry in _entries(self._error, key)}
+        reasons = {
+            str(entry.get("reason")) for key in ("errors", "details") for entry in list_entries(self._error, key)
+        }
         return self.status == 403 and bool(reasons & {"accessNotConfigured", "SERVICE_DISABLED"})
 
     @property
@@ -67,7 +69,7 @@ class RestAnswer:
         """The project that a refusal names, by id or number; empty if it names none. It is the project to which the
         credentials are billed, and not always the one in the request. Google often gives only a number, which a user
         does not recognise; then this is the project that the credentials name, if they name one."""
-        details = (entry.get("metadata") for entry in _entries(self._error, "details"))
+        details = (entry.get("metadata") for entry in list_entries(self._error, "details"))
         names = (str(one.get("consumer", "")) for one in details if isinstance(one, Mapping))
         project = next((name.removeprefix("projects/") for name in names if name), "")
         return self.billed_to if project.isdecimal() and self.billed_to else project
@@ -78,9 +80,10 @@ class RestAnswer:
         return error if isinstance(error, Mapping) else NOTHING
 
 
-def _entries(error: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    error_entries = error.get(key)
-    return [entry for entry in error_entries if isinstance(entry, Mapping)] if isinstance(error_entries, list) else []
+def list_entries(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """The mappings in the list under a key; none if there is no list."""
+    listed = document.get(key)
+    return [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
 
 
 class Api(Protocol):

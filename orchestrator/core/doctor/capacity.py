@@ -19,7 +19,7 @@ from orchestrator.core.market.catalog import Gpu, closest_word
 from orchestrator.core.market.machines import ALL_REGIONS, QUOTA_PAGE, Quota, find_shortage
 from orchestrator.core.market.offers import Offer
 from orchestrator.core.names import MachineType, Region, Zone
-from orchestrator.core.rest import Api, RestAnswer, RestRequest, list_all_pages
+from orchestrator.core.rest import Api, RestAnswer, RestRequest, list_all_pages, list_entries
 from orchestrator.core.text import count
 
 COMPUTE: Final = "compute.googleapis.com"
@@ -149,13 +149,13 @@ def of_image(project: str, family: str) -> Callable[[Api, Subject], CheckVerdict
             return error_verdict(answer, subject.project, COMPUTE, subject.set_up)
         query = {"filter": f'family="{family}"', "fields": "items(name,family,deprecated),nextPageToken"}
         old = list_all_pages(api, RestRequest("compute", "GET", base, query))
-        deprecated = [entry["deprecated"] for entry in _items(old) if entry.get("deprecated")]
+        deprecated = [entry["deprecated"] for entry in list_entries(old.document, "items") if entry.get("deprecated")]
         stem = family.partition("-")[0]
         query = {"filter": f'family eq "{stem}.*"', "fields": "items(name,family,deprecated),nextPageToken"}
         image_list = list_all_pages(api, RestRequest("compute", "GET", base, query))
         current = {
             str(entry.get("family"))
-            for entry in _items(image_list)
+            for entry in list_entries(image_list.document, "items")
             if entry.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE"
         } - {family}
         successor = next((str(one["replacement"]) for one in deprecated if "replacement" in one), "").rpartition("/")[2]
@@ -188,7 +188,3 @@ def _current(answer: RestAnswer, family: str) -> CheckVerdict:
             f"{family} ({name}) will be retired at {ends}", "gcloud compute images list --no-standard-images"
         )
     return pass_verdict(f"{family} is {name}")
-
-
-def _items(answer: RestAnswer) -> list[Mapping[str, Any]]:
-    return [entry for entry in answer.document.get("items", ()) if isinstance(entry, Mapping)] if answer.good else []

@@ -21,7 +21,7 @@ from orchestrator.core.doctor.verdicts import (
 )
 from orchestrator.core.market.skus import continent_of, regions_near
 from orchestrator.core.permissions import BATCH, BUCKET, BUCKET_READER, LAUNCHER, LOOKER, OBJECT_USER, permission_names
-from orchestrator.core.rest import Api, RestRequest, list_all_pages
+from orchestrator.core.rest import Api, RestRequest, list_all_pages, list_entries
 from orchestrator.core.setup.calls import enabled_request
 from orchestrator.core.setup.plan import APIS, FLEET_APIS, RUN_APIS, bucket_steps
 from orchestrator.core.setup.steps import EnableApis, MakeBucket, describe_step
@@ -173,7 +173,10 @@ def check_apis(api: Api, subject: Subject) -> CheckVerdict:
     answer = api.ask(enabled_request(subject.project, APIS))
     if not answer.good:
         return error_verdict(answer, subject.project, "serviceusage.googleapis.com", subject.set_up)
-    states = {str(entry.get("name", "")).rpartition("/")[2]: entry.get("state") for entry in _services(answer.document)}
+    states = {
+        str(entry.get("name", "")).rpartition("/")[2]: entry.get("state")
+        for entry in list_entries(answer.document, "services")
+    }
     off = tuple(api for api in APIS if states.get(api) != "ENABLED")
     if not off:
         return pass_verdict(f"{', '.join(api.partition('.')[0] for api in APIS)} are on")
@@ -182,11 +185,6 @@ def check_apis(api: Api, subject: Subject) -> CheckVerdict:
         return fail_verdict(f"not enabled: {', '.join(off)}", "", step)
     affected = "fleets on Batch do not" if set(off) <= set(FLEET_APIS) else "`bench doctor` and `bench init` do not"
     return warn_verdict(f"not enabled: {', '.join(off)}; launches work, {affected}", "", step)
-
-
-def _services(document: Mapping[str, object]) -> list[Mapping[str, object]]:
-    services = document.get("services")
-    return [entry for entry in services if isinstance(entry, Mapping)] if isinstance(services, list) else []
 
 
 ADVICE: Final = ("compute.advice.capacity", "compute.advice.capacityHistory")
