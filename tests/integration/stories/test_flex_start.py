@@ -26,9 +26,11 @@ def in_queue(stage: Stage, *overrides: str, **forecast: Any) -> Engine:
     """The engine of a client whose machine waits in the queue, by this weather."""
     weather(stage, forecast)
     engine = stage.begin(stage.world(), stage.plan(A100, FLEX, *overrides))
-    while not waiting_text(engine.step()[0]):
+    for _ in range(30):
+        if waiting_text(engine.step()[0]):
+            return engine
         stage.timeline.advance(1)
-    return engine
+    raise AssertionError("its machine is not in the queue")
 
 
 def facts(engine: Engine, kind: type[ev.Fact]) -> list[Any]:

@@ -162,7 +162,7 @@ def test_a_deadline_that_google_would_refuse_is_refused_here(max_run_s: int) -> 
 def test_an_unknown_way_to_provision_is_refused() -> None:
     with pytest.raises(ConfigError, match="'SPOTTY' is not a valid provisioning") as raised:
         instance_body(replace(L4, provisioning="SPOTTY"), "p")
-    assert "spot or standard" in raised.value.hint
+    assert "spot, flex-start or standard" in raised.value.hint
 
 
 def test_metadata_that_google_would_refuse_is_refused_here() -> None:
