@@ -133,7 +133,12 @@ def of_gpu(accelerator: str, way: str) -> PricedPart | None:
     name = GPUS.get(accelerator)
     attached = {"spot": "Spot Preemptible", "flex_start": "DWS Defined Duration"}.get(way)
     return (
-        _part(f"{name}{f' attached to {attached} VMs' if attached else ''}", r" running in .+", USAGE[way], "h")
+        _part(
+            " ".join((name, *(("attached to", attached, "VMs") if attached else ()))),
+            r" running in .+",
+            USAGE[way],
+            "h",
+        )
         if name
         else None
     )
