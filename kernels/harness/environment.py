@@ -97,7 +97,7 @@ def measurement_protocol(where: torch.device, spec: Spec) -> dict[str, object]:
         "timer": "CUDA events" if cuda else "perf_counter_ns",
         "launch_hidden_by": (timers.GATE if not why_no_gate else timers.SPIN) if cuda else None,
         "why_no_gate": why_no_gate or None,
-        "least_hold_us": timers.LEAST_HOLD_US if cuda else None,
+        "least_hold_us": timers.LEAST_BLOCK_US if cuda else None,
         "rest_times": timers.REST_TIMES if cuda else 0,
         "rest_most_s": timers.REST_MOST_S if cuda else 0,
         "sustained_s": timers.SUSTAINED_S[where.type],

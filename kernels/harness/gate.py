@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 NAME = "gate"
-MOST_HOLD_S = 0.2
+MOST_BLOCK_S = 0.2
 """After this time the device goes on by itself. Otherwise an implementation that waits for the device within its call
 would wait for ever."""
 EXPIRED = 16
@@ -68,12 +68,12 @@ class Gate:
         self.opened = ctypes.c_uint64.from_address(host.value)
         self.gave_up = ctypes.c_uint64.from_address(host.value + 8 * EXPIRED)
         self.ticket = ctypes.c_uint64(0)
-        self.words, self.most_ns = on_device, ctypes.c_uint64(round(MOST_HOLD_S * 1e9))
-        held = (self.words, self.ticket, self.most_ns)
-        self.arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(one) for one in held))
+        self.words, self.most_ns = on_device, ctypes.c_uint64(round(MOST_BLOCK_S * 1e9))
+        values = (self.words, self.ticket, self.most_ns)
+        self.arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
         self.config = LaunchConfig(1, 1, 1, 1, 1, 1, 0, None, None, 0)
 
-    def hold(self) -> int:
+    def block(self) -> int:
         """Makes the current stream wait. Returns the ticket that opens this gate and all before it."""
         self.driver.enter(self.index)
         self.ticket.value += 1
@@ -84,7 +84,7 @@ class Gate:
         self.driver.check(code, "launching the gate")
         return int(self.ticket.value)
 
-    def release(self, ticket: int) -> None:
+    def unblock(self, ticket: int) -> None:
         """Lets the stream go on."""
         self.opened.value = ticket
 

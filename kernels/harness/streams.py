@@ -50,11 +50,11 @@ class Stream(Protocol):
         """Keeps the device busy for at least this time."""
         ...
 
-    def hold(self) -> int:
+    def block(self) -> int:
         """Makes the device wait at a gate. Returns the ticket that opens it."""
         ...
 
-    def release(self, ticket: int) -> None:
+    def unblock(self, ticket: int) -> None:
         """Opens the gate."""
         ...
 
@@ -94,13 +94,13 @@ class CudaStream:
     def spin(self, microseconds: float) -> None:
         torch.cuda._sleep(spin_cycles(microseconds))
 
-    def hold(self) -> int:
+    def block(self) -> int:
         assert self.gate is not None, "gated says whether there is one"
-        return self.gate.hold()
+        return self.gate.block()
 
-    def release(self, ticket: int) -> None:
+    def unblock(self, ticket: int) -> None:
         assert self.gate is not None
-        self.gate.release(ticket)
+        self.gate.unblock(ticket)
 
     def expired(self, ticket: int) -> bool:
         assert self.gate is not None

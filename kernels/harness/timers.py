@@ -33,7 +33,7 @@ REST_MOST_S = 0.05
 """After a single call the chip rests nine times as long, but at most this many seconds. At a tenth of its load no power
 limit slows it. Power is averaged over tens of milliseconds, so a longer rest would change nothing."""
 
-LEAST_HOLD_US = 100.0
+LEAST_BLOCK_US = 100.0
 """A gate stays closed for at least this time, so that the chip, which has just rested, is in the same state for all
 implementations."""
 SPIN_MARGIN_US = 100.0
@@ -206,17 +206,17 @@ class CudaTimer:
     def behind_gate(self, work: Sequence[Callable[[], object]]) -> Timed:
         """One try. It is always hidden, unless the device gave up waiting."""
         began = self.stream.now_us()
-        ticket = self.stream.hold()
+        ticket = self.stream.block()
         try:
             host = self.enqueue(work)
-            while self.stream.now_us() - began < LEAST_HOLD_US:
+            while self.stream.now_us() - began < LEAST_BLOCK_US:
                 pass
         finally:
-            self.stream.release(ticket)
-        held = self.stream.now_us() - began
+            self.stream.unblock(ticket)
+        covered_us = self.stream.now_us() - began
         self.end.synchronize()
         hidden = not self.stream.expired(ticket)
-        return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, hidden, cover_us=held)
+        return Timed(self.stream.elapsed_us(self.start, self.end), host, GATE, hidden, cover_us=covered_us)
 
     def behind_spin(self, work: Sequence[Callable[[], object]]) -> Timed:
         """One try. It is hidden if the device had not reached the first event when everything was enqueued."""

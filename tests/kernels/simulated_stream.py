@@ -149,13 +149,13 @@ class SimulatedStream:
         self.host.spend(2.0)
         self.put(Op("spin_kernel", microseconds * self.spin_speed))
 
-    def hold(self) -> int:
+    def block(self) -> int:
         self.host.spend(4.0)
         self.ticket += 1
         self.put(Op("gate", 0.0, ticket=self.ticket))
         return self.ticket
 
-    def release(self, ticket: int) -> None:
+    def unblock(self, ticket: int) -> None:
         self.opened[ticket] = self.host.now_us()
 
     def expired(self, ticket: int) -> bool:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kernels.attention.cuda.compile.compiler import Target, find_compiler
 from kernels.attention.interface import BuildFailed, Plan, Unavailable
 from kernels.harness import gate
-from kernels.harness.timers import GATE, LEAST_HOLD_US, SPIN, CudaTimer, Timed, empty_pair_us, host_us
+from kernels.harness.timers import GATE, LEAST_BLOCK_US, SPIN, CudaTimer, Timed, empty_pair_us, host_us
 from kernels.harness.turns import Contender
 from kernels.harness.watching import is_cover
 from tests.kernels.instruments import loader
@@ -86,7 +86,7 @@ def test_a_slow_host_moves_the_median_of_burst_by_less_than_a_hundredth(
     taken = samples(stream, call(stream, host, device))
     assert all(one.hidden for one in taken)
     assert {one.cover for one in taken} == {GATE if gated else SPIN}
-    assert all((one.cover_us or 0) >= LEAST_HOLD_US for one in taken)
+    assert all((one.cover_us or 0) >= LEAST_BLOCK_US for one in taken)
     if gated:
         assert all((one.cover_us or 0) >= (one.host_us or 0) for one in taken)
     assert abs(median(taken) / quiet - 1) < 0.01
