@@ -73,9 +73,9 @@ class Management(BodyPart):
                 "/v1/projects/{project}",
                 ("POST", "/serviceAccounts", self.create_account, "iam.serviceAccounts.create"),
                 ("GET", ACCOUNT, self.get_account, "iam.serviceAccounts.get"),
-                ("POST", f"{ACCOUNT}:testIamPermissions", self.test_account_permissions),
-                ("POST", f"{ACCOUNT}:getIamPolicy", self.get_account_policy, "iam.serviceAccounts.getIamPolicy"),
-                ("POST", f"{ACCOUNT}:setIamPolicy", self.set_account_policy, "iam.serviceAccounts.setIamPolicy"),
+                ("POST", f"{ACCOUNT}:testIamPermissions", self.test_permissions),
+                ("POST", f"{ACCOUNT}:getIamPolicy", self.get_policy, "iam.serviceAccounts.getIamPolicy"),
+                ("POST", f"{ACCOUNT}:setIamPolicy", self.set_policy, "iam.serviceAccounts.setIamPolicy"),
                 ("POST", "/roles", self.create_role, "iam.roles.create"),
                 ("GET", "/roles/{role}", self.get_role, "iam.roles.get"),
                 ("PATCH", "/roles/{role}", self.change_role, "iam.roles.update"),
@@ -95,8 +95,8 @@ class Management(BodyPart):
             f"/{version}/projects/{{project}}",
             ("GET", "", self.get_project if version == "v3" else self.get_project_v1, "resourcemanager.projects.get"),
             ("POST", ":testIamPermissions", self.test_permissions),
-            ("POST", ":getIamPolicy", self.get_project_policy, "resourcemanager.projects.getIamPolicy"),
-            ("POST", ":setIamPolicy", self.set_project_policy, "resourcemanager.projects.setIamPolicy"),
+            ("POST", ":getIamPolicy", self.get_policy, "resourcemanager.projects.getIamPolicy"),
+            ("POST", ":setIamPolicy", self.set_policy, "resourcemanager.projects.setIamPolicy"),
         )
 
     # Service Usage
@@ -161,14 +161,19 @@ class Management(BodyPart):
             "etag": "W/embedded",
         }
 
-    def test_permissions(self, request: HttpRequest) -> Document:
+    def _resource(self, email: str, victim: str) -> str:
+        """The name of the project's policies, or of those of an account. Raises `ApiError` (404) if there is none."""
+        return f"account {self._account(email, victim)['email']}" if email else "project"
+
+    def test_permissions(self, request: HttpRequest, email: str = "") -> Document:
+        self._resource(email, request.target)
         return held_permissions(self.weather, body_of(request).get("permissions", []), request.target)
 
-    def get_project_policy(self, _request: HttpRequest) -> Document:
-        return self.policies.get("project")
+    def get_policy(self, request: HttpRequest, email: str = "") -> Document:
+        return self.policies.get(self._resource(email, request.target))
 
-    def set_project_policy(self, request: HttpRequest) -> Document:
-        return self.policies.set("project", body_of(request).get("policy"))
+    def set_policy(self, request: HttpRequest, email: str = "") -> Document:
+        return self.policies.set(self._resource(email, request.target), body_of(request).get("policy"))
 
     def get_project_v1(self, _request: HttpRequest) -> Document:
         return {
@@ -230,18 +235,6 @@ class Management(BodyPart):
 
     def get_account(self, request: HttpRequest, email: str) -> Document:
         return self._account(email, request.target)
-
-    def test_account_permissions(self, request: HttpRequest, email: str) -> Document:
-        self._account(email, request.target)
-        return held_permissions(self.weather, body_of(request).get("permissions", []), request.target)
-
-    def get_account_policy(self, request: HttpRequest, email: str) -> Document:
-        self._account(email, request.target)
-        return self.policies.get(f"account {email}")
-
-    def set_account_policy(self, request: HttpRequest, email: str) -> Document:
-        self._account(email, request.target)
-        return self.policies.set(f"account {email}", body_of(request).get("policy"))
 
     def create_role(self, request: HttpRequest) -> Document:
         body = body_of(request)

@@ -106,30 +106,58 @@ IMAGE_GIB_MONTH = Decimal("0.05")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """When one VM was used. `stopped_at` is when it stopped computing while its disk stayed."""
+class Account:
+    """The meter's record of one VM, whether it still exists or not. A VM that never ran has no `started_at` and costs
+    nothing. `stopped_at` is when it stopped computing while its disk stayed."""
 
-    started_at: datetime | None
-    stopped_at: datetime | None
-    ended_at: datetime | None
+    vm_id: str
+    run_id: str | None
+    vm: str
+    zone: str
+    machine_type: str
+    gpu: str | None
+    provisioning: str
+    has_deadline: bool
+    rate: Rate
+    started_at: datetime | None = None
+    stopped_at: datetime | None = None
+    ended_at: datetime | None = None
+    ended_by: str | None = None
 
-    def computing_s(self, now: datetime) -> Decimal:
-        """The seconds for which machine, GPU and address are billed, before the minimum applies."""
-        if self.started_at is None:
-            return Decimal(0)
-        return usage_seconds(self.started_at, self.stopped_at or self.ended_at or now)
-
-    def existing_s(self, now: datetime) -> Decimal:
+    def seconds(self, now: datetime) -> Decimal:
         """The seconds for which the disk is billed, before the minimum applies."""
-        if self.started_at is None:
-            return Decimal(0)
         return usage_seconds(self.started_at, self.ended_at or now)
+
+    def usd(self, now: datetime) -> Decimal:
+        """The dollars until `now`, rounded half up to six places: the sum over its parts of hourly rate times hours."""
+        if self.started_at is None:
+            return Decimal(0).quantize(MICRODOLLAR)
+        rate = self.rate
+        computing = max(usage_seconds(self.started_at, self.stopped_at or self.ended_at or now), MINIMUM_S)
+        existing = max(self.seconds(now), MINIMUM_S)
+        total = (rate.gpu + rate.machine + rate.external_ip) * computing / HOUR_S + rate.disk * existing / HOUR_S
+        return total.quantize(MICRODOLLAR, ROUND_HALF_UP)
+
+    def document(self) -> dict[str, Any]:
+        """The account as it is stored on disk."""
+        rate = self.rate
+        own = {name: value for name, value in asdict(self).items() if not name.endswith("_at")}
+        return own | {
+            "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
+            "usage": [_optional_stamp(moment) for moment in (self.started_at, self.stopped_at, self.ended_at)],
+        }
+
+    @classmethod
+    def restore(cls, document: dict[str, Any]) -> Account:
+        started, stopped, ended = (text and parse_stamp(text) for text in document["usage"])
+        own = {name: value for name, value in document.items() if name != "usage"}
+        rate = Rate(*(Decimal(text) for text in document["rate"]))
+        return cls(**(own | {"rate": rate, "started_at": started, "stopped_at": stopped, "ended_at": ended}))
 
 
 @dataclass(frozen=True, slots=True)
 class BillRow:
-    """What one VM has cost, whether it still exists or not. A VM that never ran has no `started_at` and costs
-    nothing."""
+    """What one VM has cost."""
 
     run_id: str | None
     vm: str
@@ -143,6 +171,11 @@ class BillRow:
     usd: Decimal
     ended_by: str | None
     has_deadline: bool
+
+    @classmethod
+    def of(cls, account: Account, now: datetime) -> BillRow:
+        facts = {name: getattr(account, name) for name in cls.__slots__ if name not in ("seconds", "usd")}
+        return cls(**facts, seconds=account.seconds(now), usd=account.usd(now))
 
     def document(self) -> dict[str, Any]:
         """The row as the control API shows it."""
@@ -212,58 +245,10 @@ def _optional_stamp(moment: datetime | None) -> str | None:
     return utc_stamp(moment) if moment else None
 
 
-def usage_seconds(start: datetime, end: datetime) -> Decimal:
-    """The exact number of seconds from `start` to `end`; 0 if `end` is earlier."""
-    between = max(end - start, end - end)
+def usage_seconds(start: datetime | None, end: datetime) -> Decimal:
+    """The exact number of seconds from `start` to `end`; 0 if `end` is earlier or there was no start."""
+    between = max(end - start, end - end) if start else end - end
     return Decimal(between.days * 86400 + between.seconds) + Decimal(between.microseconds) / 1_000_000
-
-
-def usage_charge(rate: Rate, usage: Usage, now: datetime) -> Decimal:
-    """The dollars for a VM's usage, rounded half up to six places: the sum over its parts of hourly rate times
-    hours."""
-    if usage.started_at is None:
-        return Decimal(0).quantize(MICRODOLLAR)
-    computing = max(usage.computing_s(now), MINIMUM_S)
-    existing = max(usage.existing_s(now), MINIMUM_S)
-    total = (rate.gpu + rate.machine + rate.external_ip) * computing / HOUR_S + rate.disk * existing / HOUR_S
-    return total.quantize(MICRODOLLAR, ROUND_HALF_UP)
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The meter's record of one VM."""
-
-    vm_id: str
-    run_id: str | None
-    vm: str
-    zone: str
-    machine_type: str
-    gpu: str | None
-    provisioning: str
-    has_deadline: bool
-    rate: Rate
-    usage: Usage = Usage(None, None, None)
-    ended_by: str | None = None
-
-    def row(self, now: datetime) -> BillRow:
-        usage = self.usage
-        cost: dict[str, Any] = {"seconds": usage.existing_s(now), "usd": usage_charge(self.rate, usage, now)}
-        facts = {key: value for key, value in asdict(self).items() if key not in ("vm_id", "rate", "usage")}
-        return BillRow(**facts, **cost, started_at=usage.started_at, ended_at=usage.ended_at)
-
-    def document(self) -> dict[str, Any]:
-        """The account as it is stored on disk."""
-        rate, usage = self.rate, self.usage
-        return asdict(self) | {
-            "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
-            "usage": [_optional_stamp(moment) for moment in (usage.started_at, usage.stopped_at, usage.ended_at)],
-        }
-
-    @classmethod
-    def restore(cls, document: dict[str, Any]) -> Account:
-        rate = Rate(*(Decimal(text) for text in document["rate"]))
-        usage = Usage(*(text and parse_stamp(text) for text in document["usage"]))
-        return cls(**(document | {"rate": rate, "usage": usage}))
 
 
 class Meter:
@@ -294,22 +279,24 @@ class Meter:
         """Notes that the VM is gone. If it was stopped before, the reason for that stays."""
         self._change(vm_id, self.accounts[vm_id].ended_by or by, ended_at=now)
 
-    def _change(self, vm_id: str, by: str | None = None, **moments: datetime) -> None:
+    def _change(self, vm_id: str, by: str | None = None, **moments: Any) -> None:
         with self.lock:
             account = self.accounts[vm_id]
-            self._keep(replace(account, usage=replace(account.usage, **moments), ended_by=by or account.ended_by))
+            self._keep(replace(account, **moments, ended_by=by or account.ended_by))
 
     def write_off(self, last_seen: datetime, by: str) -> None:
         """Ends every open account at `last_seen`, the last sign of life before a crash."""
         with self.lock:
             for account in list(self.accounts.values()):
-                if account.usage.ended_at is None:
-                    moment = max(last_seen, account.usage.stopped_at or account.usage.started_at or last_seen)
-                    self._keep(replace(account, usage=replace(account.usage, ended_at=moment), ended_by=by))
+                if account.ended_at is None:
+                    moment = max(last_seen, account.stopped_at or account.started_at or last_seen)
+                    self._keep(replace(account, ended_at=moment, ended_by=by))
 
     def bill(self, now: datetime) -> Bill:
         with self.lock:
-            return Bill(tuple(one.row(now) for one in self.accounts.values()), now, tuple(self.images.values()))
+            return Bill(
+                tuple(BillRow.of(account, now) for account in self.accounts.values()), now, tuple(self.images.values())
+            )
 
     def image_made(self, image_id: str, name: str, run_id: str | None, size: int, now: datetime) -> None:
         """Notes that an image is READY: its archive of `size` bytes is billed from now on."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 from uuid import NAMESPACE_URL, uuid5
 
-from orchestrator.embedded.meter import Account, BillRow, Usage, usage_charge
+from orchestrator.embedded.meter import Account, BillRow
 from orchestrator.embedded.server import EmbeddedCloud
 from orchestrator.embedded.vm import EmbeddedVm
 from tests.search.chaos.deeds import Deeds
@@ -188,7 +188,7 @@ class Judge:
 
     def bill(self) -> list[BillRow]:
         now = self.cloud.timeline.now()
-        return [account.row(now) for account in self.accounts()]
+        return [BillRow.of(account, now) for account in self.accounts()]
 
     def machines(self) -> list[EmbeddedVm]:
         """Those that live."""
@@ -270,14 +270,14 @@ class Judge:
     def _at_worst(self, account: Account, vm: EmbeddedVm | None, now: datetime) -> Decimal:
         """What a machine has cost, or what it can still come to if it lives."""
         if vm is None:
-            return usage_charge(account.rate, account.usage, now)
+            return account.usd(now)
         ends = (vm.deadline_at or now + timedelta(seconds=vm.admitted.max_run_s or 0)) + LATENESS
-        return usage_charge(account.rate, Usage(account.usage.started_at or now, None, ends), ends)
+        return replace(account, started_at=account.started_at or now, stopped_at=None, ended_at=ends).usd(ends)
 
     def _no_run_over_its_hold(self, accounts: Iterable[Account], now: datetime) -> None:
         spent: Counter[str] = Counter()
         for account in accounts:
-            spent[account.run_id or ""] += usage_charge(account.rate, account.usage, now)  # type: ignore[assignment]
+            spent[account.run_id or ""] += account.usd(now)  # type: ignore[assignment]
         for run_id, usd in spent.items():
             held = sum((entry.held for entry in self.entries.get(run_id, ())), Decimal(0))
             hold(OVERSPENT, Decimal(usd) <= held, f"{run_id} has cost ${usd}; ${held} was held")

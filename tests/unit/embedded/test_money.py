@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.embedded.documents import google_stamp, parse_stamp, utc_stamp
 from orchestrator.embedded.inventory import Inventory, region_of
-from orchestrator.embedded.meter import Account, Meter, Rate, Tariff, UnknownSku, Usage, usage_charge
+from orchestrator.embedded.meter import Account, Meter, Rate, Tariff, UnknownSku
 from orchestrator.embedded.store import Store
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -24,37 +25,39 @@ def rate(machine: str = "g2-standard-4", region: str = "us-central1", *, spot: b
     return TARIFF.rate(machine, region, provisioning="spot" if spot else "standard", **given)  # type: ignore[arg-type]
 
 
-def usage(seconds: float, stopped_after: float | None = None) -> Usage:
+def cost(seconds: float, stopped_after: float | None = None) -> Decimal:
+    """What a VM has cost that ran for so long."""
     stopped = None if stopped_after is None else NOON + timedelta(seconds=stopped_after)
-    return Usage(NOON, stopped, NOON + timedelta(seconds=seconds))
+    ended = NOON + timedelta(seconds=seconds)
+    return replace(account(), started_at=NOON, stopped_at=stopped, ended_at=ended).usd(NOON)
 
 
 def test_an_hour_of_a_spot_l4_costs_the_sum_of_its_four_published_parts() -> None:
     expected = Decimal("0.2862") + Decimal("0.07502") + Decimal("0.10") * 60 / 730 + Decimal("0.0025")
     assert rate().usd_per_hour == expected
-    assert usage_charge(rate(), usage(3600), NOON) == expected.quantize(Decimal("0.000001"))
+    assert cost(3600) == expected.quantize(Decimal("0.000001"))
 
 
 def test_a_second_is_charged_as_a_minute_and_the_first_second_after_it_as_a_second() -> None:
-    assert usage_charge(rate(), usage(1), NOON) == usage_charge(rate(), usage(60), NOON)
-    assert usage_charge(rate(), usage(61), NOON) > usage_charge(rate(), usage(60), NOON)
+    assert cost(1) == cost(60)
+    assert cost(61) > cost(60)
 
 
 def test_a_vm_that_never_ran_costs_nothing() -> None:
-    assert usage_charge(rate(), Usage(None, None, NOON), NOON) == 0
-    assert Usage(None, None, NOON).computing_s(NOON) == Usage(None, None, NOON).existing_s(NOON) == 0
+    never = replace(account(), ended_at=NOON)
+    assert never.usd(NOON) == never.seconds(NOON) == 0
 
 
 def test_a_stopped_vm_goes_on_paying_for_its_disk_and_for_nothing_else() -> None:
-    stopped = usage_charge(rate(), usage(7200, stopped_after=3600), NOON)
+    stopped = cost(7200, stopped_after=3600)
     disk = (rate().disk).quantize(Decimal("0.000001"))
-    assert abs(stopped - usage_charge(rate(), usage(3600), NOON) - disk) <= Decimal("0.000001")
+    assert abs(stopped - cost(3600) - disk) <= Decimal("0.000001")
 
 
 @given(st.floats(min_value=0, max_value=1e6), st.floats(min_value=0, max_value=1e6))
 def test_running_longer_never_costs_less(one: float, other: float) -> None:
     short, long = sorted((one, other))
-    assert usage_charge(rate(), usage(short), NOON) <= usage_charge(rate(), usage(long), NOON)
+    assert cost(short) <= cost(long)
 
 
 @pytest.mark.parametrize("machine", [*TARIFF.document["machines"], *TARIFF.document["scaled"]])
