@@ -101,7 +101,7 @@ bench: $(STAMP)
 
 ## make bench-site  time `bench site` on a bucket of 1,000 runs
 bench-site: $(STAMP)
-	@$(BIN)/python scripts/bench_site.py
+	@$(BIN)/python scripts/bench.py --site 1000
 
 ## make results  the tables of results/ from the measurements there
 results: $(STAMP)

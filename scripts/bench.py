@@ -1,12 +1,14 @@
 """Times the tool itself: start-up, what start-up imports, `bench status` on 1,000 finished runs, a plan, a whole run,
-and its results fetched again.
+and its results fetched again; with `--site RUNS`, `bench site` on a bucket of so many runs.
 
 Each time is the median of five processes after one that warms the caches, together with their processor time, which
-on a busy machine is more exact than the elapsed time. These are measurements, not tests.
+on a busy machine is more exact than the elapsed time. The bucket is the embedded cloud's. These are measurements, not
+tests.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -25,17 +27,22 @@ BENCH = Path(sys.executable).with_name("bench")
 HEAVY = ("google.cloud.compute_v1", "google.cloud.storage", "fabric", "torch", "numpy", "rich")
 
 
+def time_process(arguments: Sequence[str], environment: dict[str, str]) -> tuple[float, float, str]:
+    """Elapsed seconds of a whole process of `bench`, seconds of processor time, and what it printed."""
+    begun, before = time.perf_counter(), child_processor_time()
+    done = subprocess.run([str(BENCH), *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return time.perf_counter() - begun, child_processor_time() - before, done.stdout
+
+
+def describe_times(times: Sequence[tuple[float, float, str]]) -> str:
+    seconds, used = ([row[place] for row in times] for place in (0, 1))
+    spread = f"({min(seconds):.3f} to {max(seconds):.3f})"  # type: ignore[type-var]
+    return f"{statistics.median(seconds):.3f} s {spread}, {statistics.median(used):.3f} s of processors"  # type: ignore[type-var]
+
+
 def time_commands(arguments: Sequence[str], environment: dict[str, str], repeats: int = 5) -> str:
     """How long whole processes of `bench` take, in words."""
-    seconds, used = [], []
-    for turn in range(repeats + 1):
-        begun, before = time.perf_counter(), child_processor_time()
-        subprocess.run([str(BENCH), *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
-        if turn:
-            seconds.append(time.perf_counter() - begun)
-            used.append(child_processor_time() - before)
-    spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
-    return f"{statistics.median(seconds):.3f} s {spread}, {statistics.median(used):.3f} s of processors"
+    return describe_times([time_process(arguments, environment) for _ in range(repeats + 1)][1:])
 
 
 def child_processor_time() -> float:
@@ -94,33 +101,62 @@ def fill_index(runs: int) -> None:
         list(pool.map(write, range(runs)))
 
 
+def time_tool(folder: Path, environment: dict[str, str]) -> list[tuple[str, str]]:
+    rows = []
+    for name, arguments in (("bench --help", ["--help"]), ("bench launch --help", ["launch", "--help"])):
+        rows.append((name, time_commands(arguments, environment)))
+    rows.append(("  heavy imports of bench --help", ", ".join(imported_by(["--help"], environment)) or "none"))
+    subprocess.run([str(BENCH), "cloud", "start"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    fill_index(1000)
+    rows.append(("bench status, 1,000 finished runs", time_commands(["status"], environment)))
+    rows.append(("  heavy imports of it", ", ".join(imported_by(["status"], environment)) or "none"))
+    rows.append(("bench plan --gpu l4", time_commands(["plan", "--gpu", "l4"], environment)))
+    took, _, printed = time_process(["launch", "--gpu", "l4", "--json"], environment)
+    run = json.loads(printed)
+    what = f"{run['cases_done']} cases, {run['measurements_per_implementation']} measurements each, {run['state']}"
+    rows.append(("bench launch --gpu l4, embedded", f"{took:.1f} s, {what}"))
+    again = ["fetch", run["run_id"], "--into", str(folder / "results")]
+    rows.append(("bench fetch of it, again", time_commands(again, environment)))
+    return rows
+
+
+def time_site(folder: Path, environment: dict[str, str], runs: int) -> list[tuple[str, str]]:
+    """The first build, one in which nothing is new, and one with a new run."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from orchestrator.wiring import wire
+    from tests.unit.site.written import many, store
+
+    out, lengths, blocks = folder / "site", (128, 256, 512, 1024), 20
+    arguments = ["site", "--out", str(out), "--json"]
+    bucket = wire().bucket
+    many(bucket, range(runs), lengths=lengths, blocks=blocks)
+    first, used, printed = time_process(arguments, environment)
+    again = [time_process(arguments, environment) for _ in range(5)]
+    fresh = []
+    for number in range(runs, runs + 5):
+        store(bucket, number, lengths=lengths, blocks=blocks)
+        fresh.append(time_process(arguments, environment))
+    built, size = json.loads(printed), sum(path.stat().st_size for path in out.rglob("*.html"))
+    return [
+        ("runs, cases, implementations, blocks", f"{built['runs']}, {len(lengths)}, 4, {blocks}"),
+        ("first build", f"{first:.1f} s, {used:.1f} s of processors, {built['pages']} pages, {size / 1e6:.0f} MB"),
+        ("nothing new", describe_times(again)),
+        ("one new run", describe_times(fresh)),
+        ("index.html", f"{(out / 'index.html').stat().st_size / 1e6:.3f} MB"),
+        ("site.json", f"{(out / 'site.json').stat().st_size / 1e6:.2f} MB"),
+    ]
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--site", type=int, metavar="RUNS")
+    runs = parser.parse_args().site
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ["BENCH_HOME"] = folder
         # Compiled modules are kept, as a user's Python does, unlike that of many containers.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        rows: list[tuple[str, str]] = []
         try:
-            for name, arguments in (("bench --help", ["--help"]), ("bench launch --help", ["launch", "--help"])):
-                rows.append((name, time_commands(arguments, environment)))
-            rows.append(("  heavy imports of bench --help", ", ".join(imported_by(["--help"], environment)) or "none"))
-            subprocess.run([str(BENCH), "cloud", "start"], env=environment, check=True, stdout=subprocess.DEVNULL)
-            fill_index(1000)
-            rows.append(("bench status, 1,000 finished runs", time_commands(["status"], environment)))
-            rows.append(("  heavy imports of it", ", ".join(imported_by(["status"], environment)) or "none"))
-            rows.append(("bench plan --gpu l4", time_commands(["plan", "--gpu", "l4"], environment)))
-            begun = time.perf_counter()
-            done = subprocess.run(
-                [str(BENCH), "launch", "--gpu", "l4", "--json"], env=environment, capture_output=True, text=True
-            )
-            took = time.perf_counter() - begun
-            run = json.loads(done.stdout)
-            what = (
-                f"{run['cases_done']} cases, {run['measurements_per_implementation']} measurements each, {run['state']}"
-            )
-            rows.append(("bench launch --gpu l4, embedded", f"{took:.1f} s, {what}"))
-            again = ["fetch", run["run_id"], "--into", str(Path(folder) / "results")]
-            rows.append(("bench fetch of it, again", time_commands(again, environment)))
+            rows = time_site(Path(folder), environment, runs) if runs else time_tool(Path(folder), environment)
         finally:
             subprocess.run([str(BENCH), "cloud", "stop"], env=environment, stdout=subprocess.DEVNULL)
     load = f"load {os.getloadavg()[0]:.1f}"

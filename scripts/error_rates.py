@@ -224,16 +224,9 @@ def upper_limit(events: int, trials: int, level: float = LIMIT) -> float:
 
 def at_most(events: int, trials: int, chance: float) -> float:
     """P(Binomial(trials, chance) <= events)."""
-    if not 0 < chance < 1:
-        return float(chance <= 0)
-    total = math.lgamma(trials + 1)
-    return sum(
-        math.exp(
-            total - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-            + k * math.log(chance) + (trials - k) * math.log1p(-chance)
-        )
-        for k in range(events + 1)
-    )  # fmt: skip
+    from orchestrator.analysis.bootstrap import at_least
+
+    return 1 - at_least(events + 1, trials, chance) if 0 < chance < 1 else float(chance <= 0)
 
 
 def rows_of(
