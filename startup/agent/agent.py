@@ -85,7 +85,7 @@ class Agent:
             site.home / "log.txt", log_name, storage, host.clock, spec.timing.log_every_s, site.log_start
         )
         self.harness = Harness(host, site.work / "spec.json", site.work / "out", self.payload, spec.timing)
-        self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.healed)
+        self.packages = Packages(host, spec.allow_install, spec.min_free_gb, self.record_heal)
         prepared = AgentStorage.name_of(spec.run_id, "sealed.json")
         self.preparation = Preparation(host, self.packages, storage, prepared, spec, site.home)
         self.requirements = requirements.Requirements(host, self.packages, self.payload, site.work / "out")
@@ -130,7 +130,7 @@ class Agent:
         """Stores what there is to know before the machine is rebooted; the run goes on after it. Returns the exit
         code."""
         (self.site.home / "rebooted").touch()
-        self.healed(HealRecord("reboot", why))
+        self.record_heal(HealRecord("reboot", why))
         self.harness.close()
         self.uploader.close()
         self.events.flush(Patience(self.clock, self.spec.timing.hurried_finish_s))
@@ -167,25 +167,25 @@ class Agent:
             instance_id=self.site.instance_id,
             attempt=self.spec.attempt,
         )
-        with self.entered("preflight"):
+        with self.run_phase("preflight"):
             if storage_error is not None:
                 self.stop.check()
                 raise halt_for("storage_unreachable", str(storage_error))
-            self.healed(corrected)
+            self.record_heal(corrected)
             done = self.finished_cases()
             self.preflight()
-        with self.entered("environment"):
+        with self.run_phase("environment"):
             self.prepare(done)
             self.provide_torch()
             self.requirements.provide(self.needed(), self.limit)
             self.step("environment")
         if self.spec.prepare:
-            with self.entered("build"):
+            with self.run_phase("build"):
                 return self.preparation.run(self.limit, self.events, self.stop)
         if session := self.spec.harness.get("session"):
             return self.serve_session(float(session["idle_s"]))
         for phase in ("build", "correctness", "measure"):
-            with self.entered(phase):
+            with self.run_phase(phase):
                 self.step(phase)
         if self.spec.harness.get("profile"):
             self.profile()
@@ -198,7 +198,7 @@ class Agent:
         """Has candidates judged until none comes for `idle_s` seconds."""
         folder = self.site.work / "candidates"
         queue = CandidateQueue(self.spec.run_id, folder, self.storage, self.clock, self.stop, self.log, idle_s)
-        with self.entered("measure"):
+        with self.run_phase("measure"):
             self.step("session", lambda: queue.next(self.patience, self.limit))
         return Ending("succeeded", DONE, "the session is over")
 
@@ -223,14 +223,14 @@ class Agent:
         """Makes the profiles after everything is measured and stored. Failures are logged and do not change the
         result."""
         try:
-            with self.entered("profile"):
+            with self.run_phase("profile"):
                 self.step("profile")
         except Halt as halt:
             self.stop.check()
             self.log.say(f"no profile: {halt.ending.detail}")
 
     @contextmanager
-    def entered(self, phase: str) -> Iterator[None]:
+    def run_phase(self, phase: str) -> Iterator[None]:
         """The context of a phase: it applies the limit, and writes the two events with the exit code."""
         self.phase = phase
         limit_s = self.spec.limits_s.get(phase, PROFILE_LIMIT_S)
@@ -279,7 +279,7 @@ class Agent:
             self.log.say(f"{len(cases)} cases are finished already and will be skipped")
         return cases
 
-    def healed(self, heal: HealRecord | None) -> None:
+    def record_heal(self, heal: HealRecord | None) -> None:
         """Records a heal; None means that there was nothing to heal."""
         if heal is not None:
             self.events.append("healed", what=heal.what, detail=heal.detail)
@@ -289,12 +289,12 @@ class Agent:
         """Runs the checks that need no package. The disk is checked before torch is installed, which would fill it."""
         timing = self.spec.timing
         if self.spec.require_cuda:
-            self.healed(cuda_path(self.host))
+            self.record_heal(cuda_path(self.host))
             waited = driver_wait(
                 self.host, timing.driver_wait_s, timing.driver_poll_s, self.limit, may_reboot=self.may_reboot()
             )
-            self.healed(waited)
-        self.healed(disk_space(self.host, self.spec.min_free_gb, self.spec.allow_install, self.limit))
+            self.record_heal(waited)
+        self.record_heal(disk_space(self.host, self.spec.min_free_gb, self.spec.allow_install, self.limit))
 
     def prepare(self, done: list[str]) -> None:
         """Writes the harness's spec, and writes the payload's checksum into its folder, as the payload cannot contain

@@ -42,11 +42,13 @@ class Container:
             login = ("sh", "-c", 'printf %s "$BENCH_TOKEN" | docker login -u oauth2accesstoken --password-stdin "$0"')
             self.host.env["BENCH_TOKEN"] = token
             try:
-                self.tried(self.host.run(*login, f"https://{registry}", patience=patience), f"log in at {registry}")
+                self.require_success(
+                    self.host.run(*login, f"https://{registry}", patience=patience), f"log in at {registry}"
+                )
             finally:
                 del self.host.env["BENCH_TOKEN"]
         began = self.host.clock.monotonic()
-        self.tried(self.host.run("docker", "pull", "--quiet", self.reference, patience=patience), "fetch it")
+        self.require_success(self.host.run("docker", "pull", "--quiet", self.reference, patience=patience), "fetch it")
         self.host.log.say(f"{self.reference} fetched in {self.host.clock.monotonic() - began:.1f} s")
 
     def engine(self, patience: Patience) -> None:
@@ -63,7 +65,7 @@ class Container:
         if self.host.which("docker") is None:
             raise halt_for("container_unavailable", "there is no docker on this machine, and none could be installed")
 
-    def tried(self, ran: CompletedCommand, what: str) -> None:
+    def require_success(self, ran: CompletedCommand, what: str) -> None:
         if not ran.ok:
             tail = "\n".join(ran.output.splitlines()[-6:])
             raise halt_for("container_unavailable", f"{self.reference}: could not {what}: {tail or ran.last_line}")

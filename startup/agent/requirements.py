@@ -84,7 +84,7 @@ class Requirements:
 
     def by_apt(self, names: tuple[str, ...], patience: Patience) -> None:
         """Installs packages of the system where we may change the machine; elsewhere they must be there already."""
-        missing = tuple(name for name in names if not self.installed(name, patience))
+        missing = tuple(name for name in names if not self.is_installed(name, patience))
         if not missing:
             return
         if not self.packages.allow_install:
@@ -94,7 +94,7 @@ class Requirements:
         if not ran.ok:
             raise halt_for("requirements_failed", f"apt could not install {' '.join(missing)}:\n{output_tail(ran)}")
 
-    def installed(self, name: str, patience: Patience) -> bool:
+    def is_installed(self, name: str, patience: Patience) -> bool:
         ran = self.host.run("dpkg-query", "-W", "-f", "${Status}", name, patience=patience)
         return ran.ok and "install ok installed" in ran.output
 
@@ -118,7 +118,7 @@ class Requirements:
             if not is_installed:
                 shutil.rmtree(home, ignore_errors=True)
                 try:
-                    environment = self.made(home, parent, given, patience)
+                    environment = self.make_environment(home, parent, given, patience)
                 except Halt:
                     shutil.rmtree(home, ignore_errors=True)
                     raise
@@ -140,7 +140,9 @@ class Requirements:
         how = "kept from before" if is_installed else f"installed in {seconds:.1f} s"
         self.host.log.say(f"the workload's environment {key}: {', '.join(specs)}, {how}")
 
-    def made(self, home: Path, parent: Mapping[str, Any], given: list[str], patience: Patience) -> list[dict[str, str]]:
+    def make_environment(
+        self, home: Path, parent: Mapping[str, Any], given: list[str], patience: Patience
+    ) -> list[dict[str, str]]:
         """Makes a new environment. Returns what pip installed into it, by name, version and hash."""
         ran = self.packages.python("-m", "venv", str(home), patience=patience)
         if not ran.ok:

@@ -113,24 +113,24 @@ class Keeper:
                 "kept", outcome=kept.outcome, exit_code=kept.exit_code, detail=kept.detail, idle_limit_s=idle_limit_s
             )
             self.log.say(f"kept: waiting for another run, at most {idle_limit_s:g} s")
-            claim = self.polled(limit)
+            claim = self.poll_slot(limit)
             if claim is not None:
                 return claim
             # A claim in the last moment is accepted, unless the VM must end.
             generation = (self.kept or kept).generation
             if not self.stop.reason and self.swap(generation, "closed", until, self.brief()) is None:
-                return self.claimed(self.brief())
+                return self.accept_claim(self.brief())
         except StorageError as error:
             self.log.say(f"the slot cannot be reached: {error}")
         return None
 
-    def polled(self, limit: Patience) -> MachineClaim | None:
+    def poll_slot(self, limit: Patience) -> MachineClaim | None:
         """Accepts the first claim that comes within the limit. A bucket that is away meanwhile may be there again at
         its end, when a claim is still accepted."""
         unreachable = False
         while limit.pause(self.poll_s):
             try:
-                claim = self.claimed(limit)
+                claim = self.accept_claim(limit)
             except StorageError as error:
                 if not unreachable:
                     self.log.say(f"the slot cannot be reached: {error}")
@@ -140,7 +140,7 @@ class Keeper:
                     return claim
         return None
 
-    def claimed(self, patience: Patience) -> MachineClaim | None:
+    def accept_claim(self, patience: Patience) -> MachineClaim | None:
         """Accepts the claim in the slot and returns it; None while there is none, or when it cannot be read."""
         there = self.storage.get(self.name, patience)
         if there is None:

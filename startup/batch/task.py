@@ -73,13 +73,13 @@ class DoctorTask:
         if left_s < SHORTEST_S:
             sys.stderr.write(f"{left_s:.0f} s are left before this fleet's machines end: too little for a child\n")
             return TAKEN
-        attempt = self.claimed(index, int(order["attempt"]))
+        attempt = self.claim_attempt(index, int(order["attempt"]))
         if attempt is None:
             sys.stderr.write(f"child {index} was tried {ATTEMPTS} times\n")
             return FAILED
         began = self.clock.monotonic()
         started_at = iso_time(self.clock.now())
-        code = self.measured(order, attempt, left_s)
+        code = self.run_bootstrap(order, attempt, left_s)
         taken = self.signalled or self.metadata.preempted()
         outcome = MEASURED if code in (MEASURED, WRONG) else TAKEN if taken or code in SIGNALLED else FAILED
         cost = {
@@ -97,7 +97,7 @@ class DoctorTask:
             self.clock.sleep(LINGER_S)
         return outcome
 
-    def claimed(self, index: int, first: int) -> int | None:
+    def claim_attempt(self, index: int, first: int) -> int | None:
         """The attempt that this task may measure; None when there have been too many."""
         claim = {
             "schema": 1,
@@ -110,7 +110,7 @@ class DoctorTask:
                 return attempt
         return None
 
-    def measured(self, order: Mapping[str, Any], attempt: int, left_s: float) -> int:
+    def run_bootstrap(self, order: Mapping[str, Any], attempt: int, left_s: float) -> int:
         """The exit code of the bootstrap, which is that of the agent."""
         spec = dict(order["spec"])
         name = f"bench-{order['run_id']}-{attempt}"

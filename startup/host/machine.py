@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from startup.host.paths import Trouble, cache_folder, make_private, own_folder
-from startup.host.processes import measuring_machine, patiently_locked
+from startup.host.processes import lock_patiently, measuring_machine
 
 
 def run_command(*command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -136,7 +136,7 @@ def validate_host(arguments: dict[str, Any]) -> dict[str, Any]:
     started since the look is neither disturbed nor robbed of what it builds: raises `Trouble`."""
     cache = cache_folder(arguments.get("cache", ""))
     own_folder(cache)
-    cache_lock = patiently_locked(cache / "lock")
+    cache_lock = lock_patiently(cache / "lock")
     if cache_lock is None:
         raise Trouble("measuring", measuring_machine(cache) or "another run", str(cache))
     try:

@@ -58,7 +58,7 @@ def run_folder(cache: Path, vm: str) -> Path:
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Replaces `path` whole, or leaves it as it was, whether the disk is full or the power fails. Raises `OSError`,
     also where a newer version's document is."""
-    if looked_at(path)[1] == NEWER:
+    if inspect_document(path)[1] == NEWER:
         raise PermissionError(errno.EPERM, NEWER, str(path))
     fresh = path.with_name(path.name + ".new")
     try:
@@ -89,10 +89,10 @@ def keep_names(folder: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None where there is no such file, or anything else in it."""
-    return looked_at(path)[0]
+    return inspect_document(path)[0]
 
 
-def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
+def inspect_document(path: Path) -> tuple[dict[str, Any] | None, str]:
     """The object in a file and no words, or None and what is wrong with the file."""
     try:
         with path.open("rb") as file:
@@ -117,7 +117,7 @@ def looked_at(path: Path) -> tuple[dict[str, Any] | None, str]:
 def read_known_keys(path: Path, kinds: Mapping[str, type]) -> tuple[dict[str, Any], str]:
     """Of the object in a file what a run's record has, by key and kind (`float` is any number that a time may be), and
     what is wrong with the file, in words. What has another kind is left out, and what is new to this version."""
-    status, why = looked_at(path)
+    status, why = inspect_document(path)
     kept = (
         {key: status[key] for key, kind in kinds.items() if key in status and _is(status[key], kind)} if status else {}
     )

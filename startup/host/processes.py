@@ -24,7 +24,7 @@ def try_lock(path: Path) -> int | None:
     return descriptor
 
 
-def patiently_locked(path: Path) -> int | None:
+def lock_patiently(path: Path) -> int | None:
     """The same, when whoever only looked at the lock has let go of it."""
     for _ in range(20):
         descriptor = try_lock(path)

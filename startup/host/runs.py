@@ -26,7 +26,7 @@ from startup.host.paths import (
     run_folder,
     write_json,
 )
-from startup.host.processes import find_supervisors, is_held, kill_run, measuring_machine, patiently_locked, try_lock
+from startup.host.processes import find_supervisors, is_held, kill_run, lock_patiently, measuring_machine, try_lock
 
 START_S = 15.0
 OLD_PAYLOAD_S = 30 * 86400.0
@@ -114,7 +114,7 @@ def start_run(arguments: dict[str, Any]) -> dict[str, Any]:
     if not is_right(payload, sha256):
         raise Trouble("checksum", "the payload is missing, or does not have the checksum in its name", str(payload))
     os.utime(str(payload))
-    cache_lock = patiently_locked(cache / "lock")
+    cache_lock = lock_patiently(cache / "lock")
     if cache_lock is None:
         return existing_run(cache, folder, vm)
     fresh = folder.with_name(".new-" + vm)
@@ -212,9 +212,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         folder / "run.json", RECORD
     )  # one that is damaged takes nothing from what is in the spool
     living = is_held(folder / "alive")
-    state, odder = known_of(folder)
+    state, odder = steward_state(folder)
     if not living and not is_over(state):
-        state, odder = known_of(folder)  # it may have ended between the two looks
+        state, odder = steward_state(folder)  # it may have ended between the two looks
         if not is_over(state):
             state = mark_dead(folder, run, state)
     log, now = folder / "serial.log", time.time()
@@ -234,7 +234,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     }
 
 
-def known_of(folder: Path) -> tuple[dict[str, Any], str]:
+def steward_state(folder: Path) -> tuple[dict[str, Any], str]:
     """What the steward wrote down of a run, and what is wrong with that. A steward that has only begun, or whose disk
     is full, has written nothing."""
     path = folder / "state.json"
@@ -251,7 +251,7 @@ def is_over(known: dict[str, Any]) -> bool:
 
 
 def mark_dead(folder: Path, run: dict[str, Any], ended_state: dict[str, Any]) -> dict[str, Any]:
-    """A run without its steward, killed or ended with the power: nothing of it goes on, and what it stored is kept."""
+    """Mark a run whose supervisor is gone as ended. Its processes are killed, and what it stored is kept."""
     kill_run(folder.name, folder / "scratch")
     for name in ("scratch", "steward"):
         shutil.rmtree(str(folder / name), ignore_errors=True)
@@ -309,7 +309,7 @@ def read_log(arguments: dict[str, Any]) -> dict[str, Any]:
 def stop_run(arguments: dict[str, Any]) -> dict[str, Any]:
     """Asks the steward to end its run, with time to store what there is. What is gone is stopped."""
     folder = run_folder(cache_folder(arguments.get("cache", "")), vm_of(arguments))
-    if known_of(folder)[0].get("status") != "gone" and is_held(folder / "alive"):
+    if steward_state(folder)[0].get("status") != "gone" and is_held(folder / "alive"):
         try:
             (folder / "stop").touch()
         except OSError:

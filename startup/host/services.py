@@ -58,7 +58,7 @@ def owns_peer(peer: tuple[str, int], server: tuple[str, int], table: Path = Path
     Of a connection that no process holds any more the table says root, whoever made it: it has no inode, and is
     nobody's.
     """
-    wanted = [in_table(peer), in_table(server)]
+    wanted = [table_cell(peer), table_cell(server)]
     try:
         with table.open(encoding="ascii") as file:
             for line in file:
@@ -70,7 +70,7 @@ def owns_peer(peer: tuple[str, int], server: tuple[str, int], table: Path = Path
     return False
 
 
-def in_table(address: tuple[str, int]) -> str:
+def table_cell(address: tuple[str, int]) -> str:
     """How the kernel writes an address there."""
     host = "".join(f"{int(part):02X}" for part in reversed(address[0].split(".")))
     return f"{host}:{address[1]:04X}"
@@ -151,7 +151,7 @@ class ServicesHandler(QuietHandler):
             return
         query = parse_qs(url.query)
         try:
-            name, data = self.uploaded(query, body)
+            name, data = self.parse_upload(query, body)
             over = query.get("ifGenerationMatch")
             generation = self.server.machine.spool.put(name, data, None if over is None else int(over[0]))
         except (BadName, ValueError, KeyError) as error:
@@ -213,7 +213,7 @@ class ServicesHandler(QuietHandler):
             data, generation = stored
             self.answer(200, data, content_type="application/octet-stream", x_goog_generation=str(generation))
 
-    def uploaded(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
+    def parse_upload(self, query: Mapping[str, list[str]], body: bytes) -> tuple[str, bytes]:
         """Name and bytes of an upload. Raises ValueError for one that was damaged on the way."""
         if query.get("uploadType") == ["media"]:
             return query["name"][0], body

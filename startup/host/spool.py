@@ -49,7 +49,7 @@ class Spool:
                     os.fsync(file.fileno())
                 if over != 0:
                     self.fresh.replace(path)
-                elif not self.named(path):
+                elif not self.give_name(path):
                     return 0
                 keep_names(path.parent)
                 self.generations[name] = there + 1
@@ -63,7 +63,7 @@ class Spool:
         there = name in self.known or self.path(name).exists()
         return self.generations.get(name, 1) if there else 0
 
-    def named(self, path: Path) -> bool:
+    def give_name(self, path: Path) -> bool:
         """Gives a new object its name unless another process did: of two that store it, on whichever machines of a
         shared folder, one does. Where a file system has no links, the last moment decides."""
         try:

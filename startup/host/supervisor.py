@@ -1,7 +1,7 @@
-"""`python3 -m startup.host.supervisor RUN_FOLDER`: looks after one run on a host, from its start to its last file.
+"""`python3 -m startup.host.supervisor RUN_FOLDER`: supervises one run on a host, from its start to its last file.
 
-It is to the run what a cloud is: it answers for metadata and storage, ends the run at its deadline, and leaves neither
-process nor scratch folder behind. What the run stored stays in the spool until a client has taken it home.
+Serves metadata and storage to the run, as a cloud would, ends it at its deadline, and removes its processes and its
+scratch folder. What the run stored stays in the spool until a client has copied it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Steward:
         for name in ("vm", "home", "tmp", "bin"):
             (self.scratch / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         self.write_wrapper()
-        self.tell("running")
+        self.write_state("running")
         try:
             self.run_to_its_end()
         finally:
@@ -75,28 +75,28 @@ class Steward:
             self.reap()
             for name in ("scratch", "steward"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            self.tell("gone")
+            self.write_state("gone")
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """A handler runs between two instructions of a thread that may hold any lock: it takes none."""
+        """Take no lock: the thread that the signal interrupts may hold it."""
         self.signals.put(number)
 
-    def asked(self, wait_s: float) -> bool:
-        """Whether this process was asked to end, now or within `wait_s` seconds.
+    def stop_requested(self, wait_s: float) -> bool:
+        """Return whether a signal asks this process to end within `wait_s` seconds, or a client did before.
 
-        A client's wish leaves a file; anything else takes the host away from the run.
+        A client requests a stop by creating the file `stop`; any other signal counts as a preemption.
         """
-        wished = (self.folder / "stop").exists()
+        requested = (self.folder / "stop").exists()
         try:
             self.signals.get(timeout=wait_s)
         except Empty:
-            return wished  # whether or not its signal arrived: it may have come before anybody listened
+            return requested  # its signal may have come before the handler was there
         if not (self.folder / "stop").exists():
             self.machine.preempted.set()
         return True
 
-    def tell(self, status: str) -> None:
-        """What a client may know. A disk that is full keeps nobody from ending."""
+    def write_state(self, status: str) -> None:
+        """Write state.json for clients. A full disk is reported but does not stop the run from ending."""
         state = {"status": status, "pid": os.getpid(), "started_at": self.started_at, "id": self.run["id"]}
         state |= {"boot": boot_id(), "started_steady": self.began}
         if status == "gone":
@@ -156,14 +156,14 @@ class Steward:
             if now >= limit:
                 self.ended_by = self.ended_by or ("stop" if stop_was_sent else "deadline")
                 return
-            if self.asked(TICK_S) and not stop_was_sent:
+            if self.stop_requested(TICK_S) and not stop_was_sent:
                 stop_was_sent, limit = True, min(limit, self.clock() + STOP_S)
                 bootstrap.send_signal(signal.SIGTERM)
             os.utime(alive)
         self.ended_by = self.ended_by or ("itself" if self.machine.deleted.is_set() else "exit")
 
     def reap(self) -> None:
-        """What lost its parent became our child; nobody else would wait for it."""
+        """Reap orphans of the run, which became children of this process."""
         until = time.monotonic() + 5
         while time.monotonic() < until:
             try:

@@ -51,7 +51,7 @@ def test_client_and_host_have_the_same_rule(name: str, tmp_path: Path) -> None:
     data = written(name, key="value", added_later=1)
     path = tmp_path / "record.json"
     path.write_bytes(data)
-    found, why = paths.looked_at(path)
+    found, why = paths.inspect_document(path)
     assert (found is not None, why == paths.NEWER, is_newer(data)) == (name in READ, name in LATER, name in LATER)
     if name in READ:
         assert parse_document(data)["key"] == "value"
