@@ -30,17 +30,18 @@ RPC = ("/v1/", "/v3/")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. `service` is empty if no permission is checked, and `permission` if none is needed."""
+    """One route. `permission` is empty if none is needed, and None if neither it nor the path is checked,
+    because the answer sends requests of its own."""
 
     service: str
     method: str
     pattern: re.Pattern[str]
     answer: Answer
-    permission: str
+    permission: str | None
 
 
 def make_routes(
-    service: str, prefix: str, *entries: tuple[str, str, Answer] | tuple[str, str, Answer, str]
+    service: str, prefix: str, *entries: tuple[str, str, Answer] | tuple[str, str, Answer, str | None]
 ) -> list[Route]:
     """Routes from (method, path below `prefix`, answer, permission). In a path `{name}` stands for a part without `/`
     and `:`, `{name*}` for one without `/`, and `{name:a|b}` for one of these words."""
@@ -134,11 +135,11 @@ class Router(BodyPart):
         for route in self.routes:
             if route.method == request.method and (match := route.pattern.fullmatch(request.path)):
                 parts = {key: decode_path_part(value) for key, value in match.groupdict().items()}
-                if route.service and request.vm is None:
-                    victim = f"{request.method} {request.path}"
-                    now = self.timeline.now()
-                    check_permission(self.weather, self.project, route.service, route.permission, victim, now)
-                self.check(route, parts, request)
+                if route.permission is not None:
+                    if request.vm is None:
+                        victim, now = f"{request.method} {request.path}", self.timeline.now()
+                        check_permission(self.weather, self.project, route.service, route.permission, victim, now)
+                    self.check(route, parts, request)
                 return route.answer(request, **parts)
         raise self.unknown(request, any(route.pattern.fullmatch(request.path) for route in self.routes))
 

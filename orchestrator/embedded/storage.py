@@ -80,7 +80,6 @@ class Storage:
         objects, name = "/storage/v1/b/{bucket*}/o", "/storage/v1/b/{bucket*}/o/{name*}"
         upload = "/(?:upload|resumable/upload)" + objects
         return [
-            *make_routes("", "", ("POST", "/batch/storage/v1", self.batch)),
             *make_routes(
                 "storage",
                 "",
@@ -97,6 +96,7 @@ class Storage:
                 ("POST", upload, self.upload, "storage.objects.create"),
                 ("PUT", upload, self.upload),
                 ("DELETE", upload, self.cancel),
+                ("POST", "/batch/storage/v1", self.batch, None),
             ),
         ]
 

@@ -59,7 +59,7 @@ class XmlApi:
     def routes(self) -> list[Route]:
         """All requests for another path than those of the JSON API."""
         methods = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH")
-        return make_routes("", "", *((method, PATHS, self.answer) for method in methods))
+        return make_routes("storage", "", *((method, PATHS, self.answer, None) for method in methods))
 
     def close(self) -> None:
         """Delete the parts of uploads that were never completed."""

@@ -136,3 +136,18 @@ def test_an_upload_in_parts_that_is_given_up_leaves_nothing(url: str, stage: Sta
 def test_a_right_that_is_missing_is_missing_here_too(url: str, stage: Stage) -> None:
     stage.cloud.weather.add({"fault": "permission_missing", "permission": "storage.objects.create"})
     assert refusal(requests.put(f"{url}/denied", data=b"x", timeout=600)) == (403, "AccessDenied")
+
+
+def test_the_weather_of_storage_reaches_it_by_either_api_and_in_batches(stage: Stage, url: str) -> None:
+    batch = f"{stage.cloud.storage_url}/batch/storage/v1"
+    for method, target in (("GET", f"{url}/x"), ("POST", batch)):
+        stage.cloud.weather.replace({"faults": [{"fault": "http", "service": "storage", "status": 503}]})
+        assert requests.request(method, target, timeout=600).status_code == 503
+        assert stage.cloud.weather.pending == ()
+
+
+def test_a_bucket_that_the_weather_takes_away_is_missing_in_the_apis_own_words(stage: Stage, url: str) -> None:
+    stage.cloud.weather.replace({"faults": [{"fault": "bucket_missing", "bucket": stage.cloud.bucket}]})
+    answer = requests.get(f"{url}/x", timeout=600)
+    stage.cloud.weather.replace({"faults": []})
+    assert (answer.status_code, "<Code>NoSuchBucket</Code>" in answer.text) == (404, True)
