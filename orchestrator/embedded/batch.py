@@ -120,26 +120,25 @@ class Batch(BodyPart):
             stored_job = self.find(region, job)
             if stored_job.over:
                 raise ApiError(400, f"Job {stored_job.name} is {stored_job.state} and cannot be cancelled.")
-            operation = self._begin("cancel", stored_job, self.timeline.now())
-
-            def done() -> None:
-                self._finish(operation, {"@type": TYPES + "CancelJobResponse"})
-
-            self.runner.cancel(stored_job, "CANCELLATION_IN_PROGRESS", "CANCELLED", done)
-            return self.own_operations[operation]
+            return self._end(stored_job, "cancel", "CANCELLATION_IN_PROGRESS", TYPES + "CancelJobResponse")
 
     def delete(self, _request: HttpRequest, region: str, job: str) -> Document:
         with self.runner.lock:
-            stored_job = self.find(region, job)
-            operation = self._begin("delete", stored_job, self.timeline.now())
+            empty = "type.googleapis.com/google.protobuf.Empty"
+            return self._end(self.find(region, job), "delete", "DELETION_IN_PROGRESS", empty)
 
-            def done() -> None:
-                self.jobs.pop(stored_job.name, None)
-                self.store.owe("batch_job", stored_job.name, None)
-                self._finish(operation, {"@type": "type.googleapis.com/google.protobuf.Empty"})
+    def _end(self, job: BatchJob, verb: str, state: str, response: str) -> Document:
+        """Begins to end a job, which has the state `state` meanwhile. Returns the operation."""
+        operation = self._begin(verb, job, self.timeline.now())
 
-            self.runner.cancel(stored_job, "DELETION_IN_PROGRESS", "CANCELLED", done)
-            return self.own_operations[operation]
+        def done() -> None:
+            if verb == "delete":
+                self.jobs.pop(job.name, None)
+                self.store.owe("batch_job", job.name, None)
+            self._finish(operation, {"@type": response})
+
+        self.runner.cancel(job, state, done)
+        return self.own_operations[operation]
 
     # Tasks
 
@@ -320,8 +319,8 @@ class Runner(BodyPart):
         job.become("SCHEDULED", now)
         self._fill(job)
 
-    def cancel(self, job: BatchJob, state: str, then: str, done: Callable[[], None]) -> None:
-        """Ends the job: it has the state `state` while its VMs are deleted, and `then` afterwards. Then `done` is
+    def cancel(self, job: BatchJob, state: str, done: Callable[[], None]) -> None:
+        """Ends the job: it has the state `state` while its VMs are deleted, and is CANCELLED afterwards. Then `done` is
         called."""
         if not job.over and job.state not in ("CANCELLATION_IN_PROGRESS", "DELETION_IN_PROGRESS"):
             job.become(state, self.timeline.now())
@@ -331,14 +330,14 @@ class Runner(BodyPart):
                 if task.state not in DONE:
                     job.move(task, "UNEXECUTED", self.timeline.now())
             job.pending.clear()
-        self._await_end(job, then, done)
+        self._await_end(job, done)
 
-    def _await_end(self, job: BatchJob, then: str, done: Callable[[], None]) -> None:
+    def _await_end(self, job: BatchJob, done: Callable[[], None]) -> None:
         if any(worker.job is job for worker in self.workers.values()):
-            self._later(1.0 if self.timeline.simulated else 0.05, lambda: self._await_end(job, then, done))
+            self._later(1.0 if self.timeline.simulated else 0.05, lambda: self._await_end(job, done))
             return
         if not job.over:
-            job.become(then, self.timeline.now())
+            job.become("CANCELLED", self.timeline.now())
             self.ended(job)
         done()
 
