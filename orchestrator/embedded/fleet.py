@@ -448,8 +448,8 @@ class Fleet(BodyPart):
         if vm.status not in ("TERMINATED", "RUNNING"):
             raise ApiError(400, f"The resource '{vm.path}' is not ready", "resourceNotReady")
         operation = begin()
-        others = [other for other in self.all() if other is not vm]
-        failure = self._failure(vm.admitted, others) if vm.status == "TERMINATED" else None
+        other_vms = [other for other in self.all() if other is not vm]
+        failure = self._failure(vm.admitted, other_vms) if vm.status == "TERMINATED" else None
         if vm.status == "RUNNING" or failure is not None:
             self._finish_in(self.durations.provision_s, operation, failure)
             return operation

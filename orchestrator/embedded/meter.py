@@ -141,8 +141,8 @@ class Account:
     def document(self) -> dict[str, Any]:
         """The account as it is stored on disk."""
         rate = self.rate
-        own = {name: value for name, value in asdict(self).items() if not name.endswith("_at")}
-        return own | {
+        facts = {name: value for name, value in asdict(self).items() if not name.endswith("_at")}
+        return facts | {
             "rate": [str(rate.gpu), str(rate.machine), str(rate.disk), str(rate.external_ip)],
             "usage": [_optional_stamp(moment) for moment in (self.started_at, self.stopped_at, self.ended_at)],
         }
@@ -150,9 +150,9 @@ class Account:
     @classmethod
     def restore(cls, document: dict[str, Any]) -> Account:
         started, stopped, ended = (text and parse_stamp(text) for text in document["usage"])
-        own = {name: value for name, value in document.items() if name != "usage"}
+        facts = {name: value for name, value in document.items() if name != "usage"}
         rate = Rate(*(Decimal(text) for text in document["rate"]))
-        return cls(**(own | {"rate": rate, "started_at": started, "stopped_at": stopped, "ended_at": ended}))
+        return cls(**(facts | {"rate": rate, "started_at": started, "stopped_at": stopped, "ended_at": ended}))
 
 
 @dataclass(frozen=True, slots=True)
