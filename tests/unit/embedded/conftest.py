@@ -15,6 +15,15 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _fair_weather(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test puts into the weather of the cloud that its module shares ends with the test."""
+    stage = request.getfixturevalue("stage") if "stage" in request.fixturenames else None
+    yield
+    if isinstance(stage, Stage):
+        stage.cloud.weather.replace({"faults": []})
+
+
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
