@@ -23,7 +23,7 @@ from orchestrator.cli.render import ending_lines
 from orchestrator.cli.terminal import answer, is_stdout_closed
 from orchestrator.cli.watch import LiveView, watching
 from orchestrator.core.config.model import Alerts, Config
-from orchestrator.core.errors import BudgetExceeded, ConfigError
+from orchestrator.core.errors import BudgetExceeded, ConfigError, KernelIncorrect
 from orchestrator.core.naming import Mode
 from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.run.fold import Phase, Run
@@ -256,4 +256,6 @@ def finish(wiring: Wiring, run: Run, *, json: bool) -> None:
     answer(run_document(run, now), *ending_lines(run, now, answered=answered), json=json)
     for line in ending_lines(run, now) if is_stdout_closed() else ():
         typer.echo(line, err=True)
+    if answered and run.phase is Phase.INCORRECT and all(fact.cause == "kernel_wrong" for fact in run.diagnoses):
+        raise KernelIncorrect(f"run {run.run_id} is incorrect, as shown above")
     raise_for(run)

@@ -20,6 +20,12 @@ def test_the_demo_ends_with_verdicts_and_names_what_is_wrong(bench: Bench) -> No
     assert len(rows) == 4
     assert sum(line.split("\t")[5] == "faster" for line in rows) >= 2, out
     assert "One of your own: bench new NAME" in out
+    followed = bench("status", "last", "--watch", code=7, width=80)
+    errors = followed.err.splitlines()
+    assert errors[-1].endswith("is incorrect, as shown above"), "what was wrong is said once, by the answer"
+    answer = followed.out.splitlines()
+    first = next(place for place, line in enumerate(answer) if "softmax on" in line)
+    assert len(answer[first:]) + len(errors) <= 20
 
 
 def test_the_demo_says_what_is_missing_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
