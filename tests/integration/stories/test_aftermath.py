@@ -90,17 +90,15 @@ def test_a_machine_is_deleted_though_its_serial_port_cannot_be_read(home: Path) 
         assert [said.cause for said in run.diagnoses] == ["no_boot"]
 
 
-def test_a_run_without_capacity_is_diagnosed_as_one(home: Path) -> None:
-    with staged(home) as stage:
-        weather(stage, {"fault": "stockout", "times": 3})
-        run = stage.launch()
-        assert run.phase is Phase.NO_CAPACITY
-        assert [said.cause for said in run.diagnoses] == ["stockout"]
+def test_a_run_without_capacity_is_diagnosed_as_one(stage: Stage) -> None:
+    weather(stage, {"fault": "stockout", "times": 3})
+    run = stage.launch()
+    assert run.phase is Phase.NO_CAPACITY
+    assert [said.cause for said in run.diagnoses] == ["stockout"]
 
 
-def test_a_run_that_goes_well_has_no_diagnosis(home: Path) -> None:
-    with staged(home) as stage:
-        assert stage.launch().diagnoses == ()
+def test_a_run_that_goes_well_has_no_diagnosis(stage: Stage) -> None:
+    assert stage.launch().diagnoses == ()
 
 
 def test_a_machine_at_work_is_not_reaped_though_its_client_is_gone(home: Path) -> None:

@@ -271,13 +271,12 @@ def test_an_unstored_payload_ends_a_resumption_and_returns_its_hold_at_once(home
         assert_paid_as_billed(stage)
 
 
-def test_a_plan_that_cannot_be_stored_ends_the_launch_before_money_is_held(home: Path) -> None:
-    with staged(home) as stage:
-        with pytest.raises(PermissionDenied, match="is ended and holds no money"):
-            stage.begin(refusing(stage, prefix="plan.json"))
-        assert stage.fired() == [1]
-        assert Engine(stage.world(), RUN).look().phase is Phase.STOPPED
-        assert_paid_as_billed(stage)
+def test_a_plan_that_cannot_be_stored_ends_the_launch_before_money_is_held(stage: Stage) -> None:
+    with pytest.raises(PermissionDenied, match="is ended and holds no money"):
+        stage.begin(refusing(stage, prefix="plan.json"))
+    assert stage.fired() == [1]
+    assert Engine(stage.world(), RUN).look().phase is Phase.STOPPED
+    assert_paid_as_billed(stage)
 
 
 def test_a_launch_whose_bucket_takes_nothing_any_more_says_what_gives_its_hold_back(home: Path) -> None:
@@ -294,16 +293,15 @@ def test_a_launch_whose_bucket_takes_nothing_any_more_says_what_gives_its_hold_b
 
 @pytest.mark.parametrize("overrides", [(), ("run.attempts=3",)])
 def test_a_client_that_may_not_ask_for_machines_holds_no_money_once_it_was_told(
-    home: Path, overrides: tuple[str, ...]
+    stage: Stage, overrides: tuple[str, ...]
 ) -> None:
-    with staged(home) as stage:
-        fault = {"fault": "http", "service": "compute", "method": "POST", "path": r"/instances\?", "status": 403}
-        weather(stage, fault)
-        run = stage.launch(*overrides)
-        assert stage.fired() == [1]
-        assert run.phase is Phase.FAILED
-        error = error_of(run)
-        assert error is not None
-        assert error.exit_code == 6
-        assert "cannot create the VM" in str(error)
-        assert_paid_as_billed(stage)
+    fault = {"fault": "http", "service": "compute", "method": "POST", "path": r"/instances\?", "status": 403}
+    weather(stage, fault)
+    run = stage.launch(*overrides)
+    assert stage.fired() == [1]
+    assert run.phase is Phase.FAILED
+    error = error_of(run)
+    assert error is not None
+    assert error.exit_code == 6
+    assert "cannot create the VM" in str(error)
+    assert_paid_as_billed(stage)

@@ -20,24 +20,23 @@ from tests.integration.stories.stage import RUN, Killed, Stage, same_to_the_cent
 from tests.integration.stories.test_runs import appends_of_a_whole_run
 
 
-def test_of_eight_clients_at_once_with_money_for_three_exactly_three_are_approved(home: Path) -> None:
-    with staged(home) as stage:
-        made = stage.plan()
-        caps = Caps(day=made.ceiling_usd * Decimal("3.5"))
-        worlds = [stage.world(caps) for _ in range(8)]
+def test_of_eight_clients_at_once_with_money_for_three_exactly_three_are_approved(stage: Stage) -> None:
+    made = stage.plan()
+    caps = Caps(day=made.ceiling_usd * Decimal("3.5"))
+    worlds = [stage.world(caps) for _ in range(8)]
 
-        def launch(number: int) -> int:
-            try:
-                stage.begin(worlds[number], made, f"20261121-040000-l4-{number:04x}")
-            except BudgetExceeded as refusal:
-                return refusal.exit_code
-            return 0
+    def launch(number: int) -> int:
+        try:
+            stage.begin(worlds[number], made, f"20261121-040000-l4-{number:04x}")
+        except BudgetExceeded as refusal:
+            return refusal.exit_code
+        return 0
 
-        with ThreadPoolExecutor(8) as pool:
-            codes = sorted(pool.map(launch, range(8)))
-        assert codes == [0, 0, 0, 3, 3, 3, 3, 3]
-        assert window_exposure(stage.ledger(), "day", stage.timeline.now()).held == 3 * made.ceiling_usd
-        assert stage.bill() == []
+    with ThreadPoolExecutor(8) as pool:
+        codes = sorted(pool.map(launch, range(8)))
+    assert codes == [0, 0, 0, 3, 3, 3, 3, 3]
+    assert window_exposure(stage.ledger(), "day", stage.timeline.now()).held == 3 * made.ceiling_usd
+    assert stage.bill() == []
 
 
 def settled_by(stage: Stage, *, within_s: float) -> tuple[ReconciledHold, ...]:
@@ -64,32 +63,30 @@ def test_wherever_a_client_dies_its_hold_is_settled_with_the_bill(home: Path) ->
             assert stage.cloud.instances() == []
 
 
-def test_a_hold_without_events_under_which_nothing_was_asked_for_is_given_back(home: Path) -> None:
-    with staged(home) as stage:
-        world = stage.world()
-        world.cloud().instances()
-        world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
-        (found,) = reconcile_holds(world)
-        assert not found.settled
-        stage.timeline.advance(1000)
-        (found,) = reconcile_holds(world)
-        assert (found.settled, found.what) == (True, "no machine was ever requested")
-        assert stage.ledger().runs[RUN].spent == 0
-        assert reconcile_holds(world) == ()
+def test_a_hold_without_events_under_which_nothing_was_asked_for_is_given_back(stage: Stage) -> None:
+    world = stage.world()
+    world.cloud().instances()
+    world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
+    (found,) = reconcile_holds(world)
+    assert not found.settled
+    stage.timeline.advance(1000)
+    (found,) = reconcile_holds(world)
+    assert (found.settled, found.what) == (True, "no machine was ever requested")
+    assert stage.ledger().runs[RUN].spent == 0
+    assert reconcile_holds(world) == ()
 
 
-def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_busy(home: Path) -> None:
-    with staged(home) as stage:
-        with pytest.raises(BudgetExceeded):
-            stage.begin(stage.world(Caps(day=Decimal("0.01"))), stage.plan())
-        world = stage.world()
-        world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
-        (found,) = reconcile_holds(world)
-        assert not found.settled
-        stage.timeline.advance(1000)
-        (found,) = reconcile_holds(world)
-        assert found.settled
-        assert stage.ledger().runs[RUN].spent == 0
+def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_busy(stage: Stage) -> None:
+    with pytest.raises(BudgetExceeded):
+        stage.begin(stage.world(Caps(day=Decimal("0.01"))), stage.plan())
+    world = stage.world()
+    world.ledger.update(lambda ledger: hold(ledger, RUN, Decimal("0.50"), 1800, stage.timeline.now()))
+    (found,) = reconcile_holds(world)
+    assert not found.settled
+    stage.timeline.advance(1000)
+    (found,) = reconcile_holds(world)
+    assert found.settled
+    assert stage.ledger().runs[RUN].spent == 0
 
 
 def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(
@@ -111,17 +108,16 @@ def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(
         assert entry_now.spent == entry_now.hold_usd >= stage.billed()
 
 
-def test_a_run_that_was_closed_by_a_client_that_died_before_it_settled_is_settled(home: Path) -> None:
-    with staged(home) as stage:
-        run = stage.launch()
-        world = stage.world()
-        entry = stage.ledger().runs[RUN]
-        unsettled = entry.model_copy(update={"settled_usd": None, "settled_at": None})
-        world.ledger.update(lambda ledger: ledger.model_copy(update={"runs": {RUN: unsettled}}))
-        stage.timeline.advance(4000)
-        (found,) = reconcile_holds(world)
-        assert found.settled
-        assert stage.ledger().runs[RUN].spent == run.cost(stage.timeline.now())
+def test_a_run_that_was_closed_by_a_client_that_died_before_it_settled_is_settled(stage: Stage) -> None:
+    run = stage.launch()
+    world = stage.world()
+    entry = stage.ledger().runs[RUN]
+    unsettled = entry.model_copy(update={"settled_usd": None, "settled_at": None})
+    world.ledger.update(lambda ledger: ledger.model_copy(update={"runs": {RUN: unsettled}}))
+    stage.timeline.advance(4000)
+    (found,) = reconcile_holds(world)
+    assert found.settled
+    assert stage.ledger().runs[RUN].spent == run.cost(stage.timeline.now())
 
 
 def test_a_machine_that_has_cost_more_than_was_held_is_deleted_and_said_to_have(home: Path) -> None:
@@ -143,14 +139,13 @@ def test_a_machine_that_has_cost_more_than_was_held_is_deleted_and_said_to_have(
         assert [notice.kind for notice in stage.heard.notices] == ["overspend"]
 
 
-def test_without_a_hold_no_machine_is_asked_for(home: Path) -> None:
-    with staged(home) as stage:
-        engine = stage.begin(stage.world())
-        stage.world().ledger.update(lambda ledger: add_cost(ledger, "ai", Decimal(1), "", stage.timeline.now(), "c"))
-        stage.world().ledger.update(lambda ledger: ledger.model_copy(update={"runs": {}}))
-        with pytest.raises(BudgetExceeded, match="the ledger holds no money"):
-            engine.follow()
-        assert stage.bill() == []
+def test_without_a_hold_no_machine_is_asked_for(stage: Stage) -> None:
+    engine = stage.begin(stage.world())
+    stage.world().ledger.update(lambda ledger: add_cost(ledger, "ai", Decimal(1), "", stage.timeline.now(), "c"))
+    stage.world().ledger.update(lambda ledger: ledger.model_copy(update={"runs": {}}))
+    with pytest.raises(BudgetExceeded, match="the ledger holds no money"):
+        engine.follow()
+    assert stage.bill() == []
 
 
 def test_a_machine_that_may_not_be_deleted_keeps_no_other_hold_from_being_settled(home: Path) -> None:

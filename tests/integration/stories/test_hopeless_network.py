@@ -47,18 +47,17 @@ def launch(world: World, stage: Stage) -> None:
     follow_to_end(Driving(world, RUN, lambda: stage.begin(world), Telling(), "ada"))
 
 
-def test_a_request_that_never_left_ends_the_run_and_gives_its_money_back(home: Path, site: GoogleSite) -> None:
-    with staged(home) as stage:
-        world = replace(stage.world(), cloud=lambda: hopeless(stage, site))
-        run = stage.begin(world, stage.plan()).follow()
-        assert run.rejected is not None
-        assert (run.phase, run.rejected.code) == (Phase.FAILED, NOT_SENT)
-        error = error_of(run)
-        assert error is not None
-        assert "certificate is not trusted" in str(error)
-        assert "REQUESTS_CA_BUNDLE" in error.hint
-        assert held(stage) == stage.bill() == site.requests == []
-        assert_paid_as_billed(stage)
+def test_a_request_that_never_left_ends_the_run_and_gives_its_money_back(stage: Stage, site: GoogleSite) -> None:
+    world = replace(stage.world(), cloud=lambda: hopeless(stage, site))
+    run = stage.begin(world, stage.plan()).follow()
+    assert run.rejected is not None
+    assert (run.phase, run.rejected.code) == (Phase.FAILED, NOT_SENT)
+    error = error_of(run)
+    assert error is not None
+    assert "certificate is not trusted" in str(error)
+    assert "REQUESTS_CA_BUNDLE" in error.hint
+    assert held(stage) == stage.bill() == site.requests == []
+    assert_paid_as_billed(stage)
 
 
 def test_a_request_that_may_have_arrived_keeps_the_money_and_says_so(home: Path, site: GoogleSite) -> None:
@@ -77,17 +76,16 @@ def test_a_request_that_may_have_arrived_keeps_the_money_and_says_so(home: Path,
         assert_paid_as_billed(stage)
 
 
-def test_trouble_before_a_machine_is_asked_for_ends_the_run(home: Path) -> None:
-    with staged(home) as stage:
+def test_trouble_before_a_machine_is_asked_for_ends_the_run(stage: Stage) -> None:
 
-        def unready(_: str) -> None:
-            raise LocalError("the proxy refuses: 407", hint="ask its owner")
+    def unready(_: str) -> None:
+        raise LocalError("the proxy refuses: 407", hint="ask its owner")
 
-        world = replace(stage.world(), ready=unready)
-        with pytest.raises(LocalError, match=f"the proxy refuses: 407; run {RUN} is ended and holds no money"):
-            launch(world, stage)
-        assert Engine(stage.world(), RUN).look().phase is Phase.STOPPED
-        assert held(stage) == stage.bill() == []
+    world = replace(stage.world(), ready=unready)
+    with pytest.raises(LocalError, match=f"the proxy refuses: 407; run {RUN} is ended and holds no money"):
+        launch(world, stage)
+    assert Engine(stage.world(), RUN).look().phase is Phase.STOPPED
+    assert held(stage) == stage.bill() == []
 
 
 class Unreadable:
@@ -97,13 +95,12 @@ class Unreadable:
         raise LocalError("the certificate is not trusted")
 
 
-def test_a_bucket_that_cannot_be_reached_either_is_told_and_settled_later(home: Path) -> None:
-    with staged(home) as stage:
-        begun = stage.begin(stage.world())
-        cut_off = Engine(stage.world(), RUN, launch=begun.launch, log=Unreadable())  # type: ignore[arg-type]
-        with pytest.raises(LocalError, match="could not be ended either, so it may still hold money: `bench status`"):
-            cut_off.follow()
-        assert held(stage) == [RUN]
-        stage.timeline.advance(3600)
-        stage.look_after()
-        assert_paid_as_billed(stage)
+def test_a_bucket_that_cannot_be_reached_either_is_told_and_settled_later(stage: Stage) -> None:
+    begun = stage.begin(stage.world())
+    cut_off = Engine(stage.world(), RUN, launch=begun.launch, log=Unreadable())  # type: ignore[arg-type]
+    with pytest.raises(LocalError, match="could not be ended either, so it may still hold money: `bench status`"):
+        cut_off.follow()
+    assert held(stage) == [RUN]
+    stage.timeline.advance(3600)
+    stage.look_after()
+    assert_paid_as_billed(stage)

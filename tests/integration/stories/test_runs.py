@@ -54,56 +54,51 @@ def test_a_run_that_goes_well_is_measured_settled_and_gone(home: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_a_payload_is_uploaded_once(home: Path) -> None:
-    with staged(home) as stage:
-        runs = [stage.launch(run_id=run_id) for run_id in (RUN, RUN[:-1] + "9")]
-        stored = [run.payload for run in runs if run.payload is not None]
-        assert [one.uploaded for one in stored] == [True, False]
-        there = stage.world().bucket.list(payload_object(stored[0].sha256))
-        assert [one.size for one in there] == [stored[0].size_bytes]
+def test_a_payload_is_uploaded_once(stage: Stage) -> None:
+    runs = [stage.launch(run_id=run_id) for run_id in (RUN, RUN[:-1] + "9")]
+    stored = [run.payload for run in runs if run.payload is not None]
+    assert [one.uploaded for one in stored] == [True, False]
+    there = stage.world().bucket.list(payload_object(stored[0].sha256))
+    assert [one.size for one in there] == [stored[0].size_bytes]
 
 
-def test_a_stock_out_moves_on_to_the_zone_that_it_names(home: Path) -> None:
-    with staged(home) as stage:
-        first, _, last = (offer.zone for offer in stage.plan().offers)
-        weather(stage, {"fault": "stockout", "zone": first, "zones_available": [last]})
-        run = stage.launch()
-        assert run.phase is Phase.SUCCEEDED
-        assert [vm.zone for vm in run.vms] == [first, last]
-        assert stage.fired() == [1]
-        assert_over(stage, run)
+def test_a_stock_out_moves_on_to_the_zone_that_it_names(stage: Stage) -> None:
+    first, _, last = (offer.zone for offer in stage.plan().offers)
+    weather(stage, {"fault": "stockout", "zone": first, "zones_available": [last]})
+    run = stage.launch()
+    assert run.phase is Phase.SUCCEEDED
+    assert [vm.zone for vm in run.vms] == [first, last]
+    assert stage.fired() == [1]
+    assert_over(stage, run)
 
 
-def test_when_every_zone_is_out_of_machines_the_run_ends_and_costs_nothing(home: Path) -> None:
-    with staged(home) as stage:
-        weather(stage, {"fault": "stockout", "times": 3})
-        run = stage.launch()
-        assert run.phase is Phase.NO_CAPACITY
-        assert {vm.zone for vm in run.vms} == set(ZONES)
-        assert stage.fired() == [3]
-        assert stage.billed() == 0
-        assert_over(stage, run)
+def test_when_every_zone_is_out_of_machines_the_run_ends_and_costs_nothing(stage: Stage) -> None:
+    weather(stage, {"fault": "stockout", "times": 3})
+    run = stage.launch()
+    assert run.phase is Phase.NO_CAPACITY
+    assert {vm.zone for vm in run.vms} == set(ZONES)
+    assert stage.fired() == [3]
+    assert stage.billed() == 0
+    assert_over(stage, run)
 
 
-def test_a_region_without_quota_is_left_alone(home: Path) -> None:
-    with staged(home) as stage:
-        first = stage.plan().offers[0]
-        weather(stage, {"fault": "quota", "metric": "NVIDIA_L4_GPUS", "region": first.region})
-        run = stage.launch()
-        assert run.phase is Phase.SUCCEEDED
-        assert run.vms[-1].zone.rpartition("-")[0] != first.region
-        assert_over(stage, run)
+def test_a_region_without_quota_is_left_alone(stage: Stage) -> None:
+    first = stage.plan().offers[0]
+    weather(stage, {"fault": "quota", "metric": "NVIDIA_L4_GPUS", "region": first.region})
+    run = stage.launch()
+    assert run.phase is Phase.SUCCEEDED
+    assert run.vms[-1].zone.rpartition("-")[0] != first.region
+    assert_over(stage, run)
 
 
-def test_no_quota_anywhere_ends_the_run_with_the_reason(home: Path) -> None:
-    with staged(home) as stage:
-        weather(stage, {"fault": "quota", "metric": "GPUS_ALL_REGIONS", "global": True})
-        run = stage.launch()
-        assert run.phase is Phase.FAILED
-        assert run.rejected is not None
-        assert "GPUS_ALL_REGIONS" in run.rejected.message
-        assert len(run.vms) == 1
-        assert_over(stage, run)
+def test_no_quota_anywhere_ends_the_run_with_the_reason(stage: Stage) -> None:
+    weather(stage, {"fault": "quota", "metric": "GPUS_ALL_REGIONS", "global": True})
+    run = stage.launch()
+    assert run.phase is Phase.FAILED
+    assert run.rejected is not None
+    assert "GPUS_ALL_REGIONS" in run.rejected.message
+    assert len(run.vms) == 1
+    assert_over(stage, run)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +110,13 @@ def test_no_quota_anywhere_ends_the_run_with_the_reason(home: Path) -> None:
     ],
     ids=["503 twice", "reset before", "answer lost"],
 )
-def test_an_insert_whose_answer_is_bad_or_lost_makes_one_machine(home: Path, fault: dict[str, object]) -> None:
-    with staged(home) as stage:
-        weather(stage, fault)
-        run = stage.launch()
-        assert run.phase is Phase.SUCCEEDED
-        assert stage.fired() == [fault.get("times", 1)]
-        assert len(stage.bill()) == 1
-        assert_over(stage, run)
+def test_an_insert_whose_answer_is_bad_or_lost_makes_one_machine(stage: Stage, fault: dict[str, object]) -> None:
+    weather(stage, fault)
+    run = stage.launch()
+    assert run.phase is Phase.SUCCEEDED
+    assert stage.fired() == [fault.get("times", 1)]
+    assert len(stage.bill()) == 1
+    assert_over(stage, run)
 
 
 def test_a_preempted_run_says_so_and_keeps_what_was_measured(home: Path) -> None:
@@ -135,13 +129,12 @@ def test_a_preempted_run_says_so_and_keeps_what_was_measured(home: Path) -> None
         assert_over(stage, run)
 
 
-def test_a_machine_that_vanishes_without_a_trace_ends_the_run(home: Path) -> None:
-    with staged(home) as stage:
-        weather(stage, {"fault": "lost", "at": {"phase": "correctness"}})
-        run = stage.launch()
-        assert run.phase is Phase.FAILED
-        assert "without a message" in run.closed.detail if run.closed else False
-        assert_over(stage, run)
+def test_a_machine_that_vanishes_without_a_trace_ends_the_run(stage: Stage) -> None:
+    weather(stage, {"fault": "lost", "at": {"phase": "correctness"}})
+    run = stage.launch()
+    assert run.phase is Phase.FAILED
+    assert "without a message" in run.closed.detail if run.closed else False
+    assert_over(stage, run)
 
 
 def test_a_machine_that_never_says_a_word_is_deleted_by_the_client(home: Path) -> None:
@@ -238,27 +231,25 @@ def test_a_stop_by_another_client_ends_a_run_whose_client_was_killed_at_any_appe
             assert stage.cloud.instances() == []
 
 
-def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_first(home: Path) -> None:
-    with staged(home) as stage:
-        stage.begin(stage.world())
-        (line,) = stage.world().index.list_runs()
-        assert line.run_id == RUN
-        assert stage.ledger().runs[RUN].held > 0
+def test_a_run_that_holds_money_is_listed_even_if_its_client_dies_first(stage: Stage) -> None:
+    stage.begin(stage.world())
+    (line,) = stage.world().index.list_runs()
+    assert line.run_id == RUN
+    assert stage.ledger().runs[RUN].held > 0
 
 
-def test_of_two_clients_with_money_for_one_run_one_is_refused_before_any_request(home: Path) -> None:
-    with staged(home) as stage:
-        made = stage.plan()
-        caps = Caps(day=made.ceiling_usd * Decimal("1.5"))
-        winner = stage.begin(stage.world(caps), made, "20261121-040000-l4-0001")
-        with pytest.raises(BudgetExceeded) as refusal:
-            stage.begin(stage.world(caps), made, "20261121-040000-l4-0002")
-        assert refusal.value.exit_code == 3
-        loser = Engine(stage.world(), "20261121-040000-l4-0002").look()
-        assert loser.phase is Phase.REFUSED
-        assert loser.vms == ()
-        assert winner.follow().phase is Phase.SUCCEEDED
-        assert len(stage.bill()) == 1
+def test_of_two_clients_with_money_for_one_run_one_is_refused_before_any_request(stage: Stage) -> None:
+    made = stage.plan()
+    caps = Caps(day=made.ceiling_usd * Decimal("1.5"))
+    winner = stage.begin(stage.world(caps), made, "20261121-040000-l4-0001")
+    with pytest.raises(BudgetExceeded) as refusal:
+        stage.begin(stage.world(caps), made, "20261121-040000-l4-0002")
+    assert refusal.value.exit_code == 3
+    loser = Engine(stage.world(), "20261121-040000-l4-0002").look()
+    assert loser.phase is Phase.REFUSED
+    assert loser.vms == ()
+    assert winner.follow().phase is Phase.SUCCEEDED
+    assert len(stage.bill()) == 1
 
 
 def test_alerts_are_said_once_for_each_threshold(home: Path) -> None:
@@ -270,18 +261,17 @@ def test_alerts_are_said_once_for_each_threshold(home: Path) -> None:
         assert said == [("budget", "50")] or said == [("budget", "50"), ("budget", "80")]
 
 
-def test_a_storage_that_stumbles_loses_nothing(home: Path) -> None:
-    with staged(home) as stage:
-        weather(
-            stage,
-            {"fault": "http", **STORE, "method": "POST", "status": 503, "times": 3},
-            {"fault": "reset", **STORE, "method": "POST", "after": "response", "times": 2},
-            {"fault": "http", **STORE, "method": "GET", "status": 429, "times": 2},
-        )
-        run = stage.launch()
-        assert run.phase is Phase.SUCCEEDED
-        assert stage.fired() == [3, 2, 2]
-        assert_over(stage, run)
+def test_a_storage_that_stumbles_loses_nothing(stage: Stage) -> None:
+    weather(
+        stage,
+        {"fault": "http", **STORE, "method": "POST", "status": 503, "times": 3},
+        {"fault": "reset", **STORE, "method": "POST", "after": "response", "times": 2},
+        {"fault": "http", **STORE, "method": "GET", "status": 429, "times": 2},
+    )
+    run = stage.launch()
+    assert run.phase is Phase.SUCCEEDED
+    assert stage.fired() == [3, 2, 2]
+    assert_over(stage, run)
 
 
 def test_a_machine_is_named_after_its_run_and_labelled_so_that_anyone_can_find_it(home: Path) -> None:
@@ -297,12 +287,11 @@ def test_a_machine_is_named_after_its_run_and_labelled_so_that_anyone_can_find_i
         engine.follow()
 
 
-def test_a_look_that_finds_nothing_new_folds_nothing_and_a_new_word_folds(home: Path) -> None:
-    with staged(home) as stage:
-        engine, _ = stage.with_a_machine()
-        other = Engine(stage.world(), RUN)
-        before = other.look()
-        assert other.look() is before
-        engine.log.append(StopRequested(by="ada", reason="enough"))
-        assert before.stop is None
-        assert other.look().stop is not None
+def test_a_look_that_finds_nothing_new_folds_nothing_and_a_new_word_folds(stage: Stage) -> None:
+    engine, _ = stage.with_a_machine()
+    other = Engine(stage.world(), RUN)
+    before = other.look()
+    assert other.look() is before
+    engine.log.append(StopRequested(by="ada", reason="enough"))
+    assert before.stop is None
+    assert other.look().stop is not None
