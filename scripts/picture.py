@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.api.results import read_report
-from orchestrator.cli.results_view import answer_parts
+from orchestrator.cli.fetch import answer_parts
 
 COLUMNS = 118
 

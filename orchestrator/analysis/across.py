@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.between import SAME_CODE, case_spreads, held_back, observe_controls
-from orchestrator.analysis.bootstrap import Interval
+from orchestrator.analysis.bootstrap import Interval, Spread
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import KERNEL, Case, Study
 from orchestrator.analysis.verdicts import MARGIN, Noise, Verdict, control_noise, decide_verdict, halves_noise
 from orchestrator.core.results import is_control

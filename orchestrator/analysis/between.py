@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from orchestrator.analysis.bootstrap import median
+from orchestrator.analysis.bootstrap import Spread, median
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.spread import Spread
 from orchestrator.analysis.study import Case
 from orchestrator.core.results import CONTROL, is_control
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.analysis.bootstrap import LIMIT, NONE, Spread
 from orchestrator.analysis.case import Case, Contrast, ControlPair
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.spread import LIMIT, NONE, Spread
 
 LEAST: Final = 4
 """With fewer controls than this the spread of bindings is not estimated from them alone."""

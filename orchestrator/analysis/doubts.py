@@ -6,9 +6,8 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
-from orchestrator.analysis.case import Case
+from orchestrator.analysis.case import Case, CaseTiming
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.timings import CaseTiming
 from orchestrator.core.results import CONTROL, TIMER_SHARE, is_control
 from orchestrator.core.text import count
 

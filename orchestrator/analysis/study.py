@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 
 from orchestrator.analysis.bindings import bindings_of
-from orchestrator.analysis.bootstrap import median
+from orchestrator.analysis.bootstrap import Spread, median
 from orchestrator.analysis.case import Case as Case
+from orchestrator.analysis.case import CaseTiming, timing_of
 from orchestrator.analysis.case import Contrast as Contrast
 from orchestrator.analysis.case import ControlPair as ControlPair
 from orchestrator.analysis.doubts import Place, find_disagreements, notes_of, other_ratios, reason_for_doubt
@@ -23,8 +24,6 @@ from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.roofs import measured_roof, roof_of, work_of
 from orchestrator.analysis.samples import Group, Key
-from orchestrator.analysis.spread import Spread
-from orchestrator.analysis.timings import CaseTiming, timing_of
 from orchestrator.analysis.verdicts import (
     SIGNIFICANT,
     Mean,

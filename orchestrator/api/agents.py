@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from orchestrator.api.leaderboard import Leaderboard, rank_versions
-from orchestrator.api.sessions import SessionDesk, VersionLine
+from orchestrator.api.sessions import Leaderboard, SessionDesk, VersionLine, rank_versions
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError, NotFound

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.analysis import second_clock, watched_launches
+from orchestrator.analysis import second_clock
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import study
@@ -62,7 +62,7 @@ def read_report(path: Path) -> Report:
     groups = reader.groups()
     result = study(groups, reader.told())
     clock = tuple(one for file in folder.clocks for one in second_clock.read_cupti_times(csv_lines(file)))
-    watched = tuple(one for file in folder.clocks for one in watched_launches.read_watched(csv_lines(file)))
+    watched = tuple(one for file in folder.clocks for one in second_clock.read_watched(csv_lines(file)))
     return Report(result, folder.environment, folder.build, folder.manifest, tuple(notes), folder.spec, clock, watched)
 
 

@@ -9,8 +9,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.api.results import report_of
-from orchestrator.cli.completion import RunName
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunName, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.baselines import Baseline, Older, checked_name, place_baseline, plain_entries, remove_devices

@@ -8,8 +8,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.api.results import read_report
-from orchestrator.cli.completion import RunOrFolder
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunOrFolder, options
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import NotFound
 from orchestrator.core.host_answers import RUN_FILES

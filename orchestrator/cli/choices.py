@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
+from orchestrator.cli.options import known_gpus
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import gpu_of
 from orchestrator.core.plan.plan import LaunchPlan

@@ -17,8 +17,7 @@ from orchestrator.analysis.between import SAME_CODE
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.api.results import report_of
-from orchestrator.cli.completion import known_runs
-from orchestrator.cli.options import Json, group_options, options
+from orchestrator.cli.options import Json, group_options, known_runs, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.baselines import device_key

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 import yaml
 
-from orchestrator.cli.completion import known_configs
 from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
-from orchestrator.cli.options import Json
+from orchestrator.cli.options import Json, known_configs
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.config.model import Config

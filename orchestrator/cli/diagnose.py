@@ -7,8 +7,7 @@ from dataclasses import replace
 import typer
 
 from orchestrator.api.finding import find_run
-from orchestrator.cli.completion import RunName
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunName, options
 from orchestrator.cli.terminal import answer, hanging
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import RunDiagnosis

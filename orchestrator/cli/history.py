@@ -14,8 +14,7 @@ from orchestrator.analysis.history import history as followed
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import Reader
 from orchestrator.analysis.study import KERNEL, Study, study
-from orchestrator.cli.completion import known_cases, known_runs
-from orchestrator.cli.options import Json, group_options, options
+from orchestrator.cli.options import Json, group_options, known_cases, known_runs, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core.bundled import DEFAULT

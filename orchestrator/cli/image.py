@@ -10,11 +10,9 @@ import typer
 from orchestrator.api.finding import require_name
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
-from orchestrator.cli.completion import known_gpus
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, known_gpus, options
 from orchestrator.cli.render import ago
-from orchestrator.cli.terminal import answer, emit_json
-from orchestrator.cli.unread import note, raise_unread
+from orchestrator.cli.terminal import answer, emit_json, note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound

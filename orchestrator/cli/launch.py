@@ -15,9 +15,8 @@ import typer
 from orchestrator.api.finding import find_run
 from orchestrator.api.outcome import raise_for
 from orchestrator.cli.choices import AcceptPlan, ChoiceParam, Hosts, Terms, consented_plan, launch_options
-from orchestrator.cli.completion import known_runs
 from orchestrator.cli.driving import Driving, follow_to_end
-from orchestrator.cli.options import Json, group_options, options
+from orchestrator.cli.options import Json, group_options, known_runs, options
 from orchestrator.cli.plan import practice_words
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.terminal import answer, is_stdout_closed
@@ -234,7 +233,7 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 
 def printed_answer(wiring: Wiring, run: Run) -> bool:
     """Print the answer of a run; return whether it was. What it needs is loaded now, and not when a command starts."""
-    return bool(importlib.import_module("orchestrator.cli.results_view").print_answer(wiring, run))
+    return bool(importlib.import_module("orchestrator.cli.fetch").print_answer(wiring, run))
 
 
 def follow(wiring: Wiring, run_id: str) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.finding import find_run
-from orchestrator.cli.completion import RunName
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunName, options
 from orchestrator.cli.terminal import emit_json, is_stdout_closed
 from orchestrator.core.errors import Unavailable
 from orchestrator.runs.engine import Engine

@@ -16,9 +16,8 @@ from rich.text import Text
 from orchestrator.api.finding import LOCAL, find_run
 from orchestrator.api.outcome import raise_for
 from orchestrator.cli.choices import AcceptPlan, consented_plan
-from orchestrator.cli.completion import RunName, known_cases
 from orchestrator.cli.driving import Driving, follow_to_end
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunName, known_cases, options
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json, is_stdout_closed

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.status_view import document, line, price_of
-from orchestrator.cli.terminal import answer, emit_json, hanging
-from orchestrator.cli.unread import note, raise_unread
+from orchestrator.cli.status import machine_document, machine_line, price_of
+from orchestrator.cli.terminal import answer, emit_json, hanging, note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.text import clean_line, count
@@ -80,7 +79,7 @@ def reap(
 
 def _list(findings: Sequence[MachineFinding], images: Sequence[ImageFinding]) -> None:
     for finding in findings:
-        typer.echo(hanging(line(finding)))
+        typer.echo(hanging(machine_line(finding)))
     for image in images:
         typer.echo(f"{'due' if image.why else 'keep':<6}  {image.image.name}  {image.image.status}  {image.why}")
 
@@ -104,7 +103,7 @@ def _document(
         "schema": 1,
         "mode": mode,
         "deleted": len(done.gone),
-        "machines": [document(one) for one in findings],
+        "machines": [machine_document(one) for one in findings],
         "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
         "images_deleted": list(gone),
         "settled": [{"hold": one.key, "why": one.what} for one in settled],

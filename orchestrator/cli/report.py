@@ -12,16 +12,15 @@ import typer
 
 from orchestrator.analysis.regimes import MEANINGS, Setting
 from orchestrator.api.results import report_of, select_settings, write_files
-from orchestrator.cli.completion import RunOrFolder
-from orchestrator.cli.options import Json, group_options, options
+from orchestrator.cli.options import Json, RunOrFolder, group_options, options
 from orchestrator.cli.terminal import emit_json
 from orchestrator.core import text
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.workload import case_id
 from orchestrator.report import flashinfer
 from orchestrator.report.answer import HERE, failures, wrong_first
+from orchestrator.report.boards import KINDS, draw_boards, figure_svg
 from orchestrator.report.document import report_document
-from orchestrator.report.files import KINDS, draw_boards, figure_svg
 from orchestrator.report.markdown import (
     NoMarks,
     between_marks,

@@ -18,8 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.api.finding import find_run
-from orchestrator.api.leaderboard import Leaderboard, rank_versions
-from orchestrator.api.sessions import SessionDesk, VersionLine
+from orchestrator.api.sessions import Leaderboard, SessionDesk, VersionLine, rank_versions
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.options import group_options, options

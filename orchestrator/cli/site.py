@@ -11,8 +11,7 @@ import typer
 
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
-from orchestrator.cli.terminal import answer
-from orchestrator.cli.unread import note
+from orchestrator.cli.terminal import answer, note
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, serve_site, site_server

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.finding import find_run
-from orchestrator.cli.completion import RunName
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.options import Json, RunName, options
 from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target, through_iap, to_host

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.api.finding import find_run, remember
-from orchestrator.cli import status_view
-from orchestrator.cli.completion import known_runs
-from orchestrator.cli.options import Json, options
-from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines
+from orchestrator.cli.options import Json, known_runs, options
+from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines, usd
 from orchestrator.cli.render import live as live_view
 from orchestrator.cli.screen import screen, wrap_text
-from orchestrator.cli.status_view import keep_or_stop, line, price_of, summary
-from orchestrator.cli.terminal import emit_json
-from orchestrator.cli.unread import note, raise_unread
+from orchestrator.cli.terminal import emit_json, note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
     ConfigError,
@@ -30,24 +28,32 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import Ledger
-from orchestrator.core.ledger.unlisted import OpenHold, is_due
+from orchestrator.core.ledger.unlisted import OpenHold, is_due, stored_amounts, unlisted_holds, unlisted_runs
+from orchestrator.core.market.catalog import carrier_of
+from orchestrator.core.market.machines import Instance
+from orchestrator.core.market.offers import region_of
+from orchestrator.core.market.pricing import PricedMachine, PriceSheet
+from orchestrator.core.names import is_fleet_id
 from orchestrator.core.naming import is_run_id, run_of
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import (
     ColdStart,
+    KeepAdvice,
     StatusLine,
     advise_keeping,
     cold_starts,
     decode_status,
+    iso_time,
     run_document,
     status_line,
 )
-from orchestrator.core.text import clean_sentence
+from orchestrator.core.text import clean_line, clean_sentence
 from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring
 
 if TYPE_CHECKING:
-    from orchestrator.runs.reap import MachineFinding
+    from orchestrator.cli.documents import MachineOptions, OpenHoldDocument
+    from orchestrator.runs.reap import MachineFinding, PriceOf
 
 
 def status(
@@ -73,7 +79,7 @@ def status(
         raise ConfigError("--watch follows one run on a terminal", hint="`bench status last --watch`, without --json")
     if watch:
         # It is loaded only now, because a status without it must be quick.
-        importlib.import_module("orchestrator.cli.launch").follow(wiring, find_run(wiring, run))
+        import_module("orchestrator.cli.launch").follow(wiring, find_run(wiring, run))
     elif run:
         _one(wiring, run, json=json)
     else:
@@ -147,7 +153,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     elif unsettled is not None:
         note(f"some holds could not be settled: {unsettled}")
         first = first or ProviderError(f"some holds could not be settled: {unsettled}", hint=unsettled.hint)
-    holds = status_view.holds_of(wiring, ledger, lines) if ledger is not None else None
+    holds = holds_of(wiring, ledger, lines) if ledger is not None else None
     try:
         findings, unasked = _alive(wiring), ""
     except BenchError as exc:
@@ -164,7 +170,7 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
 def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
     advised = [(finding, keep_or_stop(finding, seen.lines, wiring.clock.now())) for finding in seen.findings]
     machine_documents = [
-        {**status_view.document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
+        {**machine_document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
     ]
     return {
         "schema": 1,
@@ -172,7 +178,7 @@ def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
         "prices_simulated": wiring.mode.simulated,
         "runs": [asdict(line) for line in seen.lines[-limit:]],
         "instances": None if seen.unasked else machine_documents,
-        "holds": None if seen.holds is None else [status_view.hold_document(one) for one in seen.holds],
+        "holds": None if seen.holds is None else [hold_document(one) for one in seen.holds],
     }
 
 
@@ -188,9 +194,9 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         if wiring.mode.simulated:
             console.print(f"machines of the embedded cloud, {SIMULATED}", style="dim")
     for hold in seen.holds or ():
-        console.print(wrap_text(console, status_view.hold_line(hold)), soft_wrap=True)
+        console.print(wrap_text(console, hold_line(hold)), soft_wrap=True)
     for finding in seen.findings:
-        console.print(wrap_text(console, line(finding)), soft_wrap=True)
+        console.print(wrap_text(console, machine_line(finding)), soft_wrap=True)
         advice = keep_or_stop(finding, lines, wiring.clock.now())
         if advice is not None and finding.run is not None and finding.run.kept is not None:
             console.print(f"        {advice.text}", soft_wrap=True, style="dim")
@@ -199,7 +205,7 @@ def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
         console.print(wrap_text(console, heading), style="yellow")
         console.print(alive_line(lines))
     else:
-        console.print(summary(seen.findings))
+        console.print(machines_line(seen.findings))
 
 
 def _alive(wiring: Wiring) -> tuple[MachineFinding, ...]:
@@ -267,3 +273,134 @@ def _ledger(wiring: Wiring) -> tuple[Ledger | None, BenchError | None]:
     except BenchError as exc:
         return ledger, exc
     return ledger, None
+
+
+# Shows what the ledger holds for something that is not an open run of the list, as lines and as JSON.
+
+
+def holds_of(wiring: Wiring, ledger: Ledger, lines: Sequence[StatusLine]) -> tuple[OpenHold, ...]:
+    """The holds that the list of runs does not show. Raises `Unavailable`. Where all is settled and there is no image,
+    nothing is loaded or read."""
+    if not is_due(ledger) and not stored_amounts(ledger):
+        return ()
+    open_runs = frozenset(machine_line.run_id for machine_line in lines if not machine_line.over)
+    known_holds = wiring.known_holds(ledger, open_runs)
+    fleets = {name for name in unlisted_runs(ledger, open_runs) - known_holds.lost if is_fleet_id(name)}
+    foreign = frozenset(name for name in fleets if not _is_trusted(wiring, name))
+    return unlisted_holds(ledger, replace(known_holds, foreign=foreign), wiring.policy.insert_limit_s)
+
+
+def _is_trusted(wiring: Wiring, fleet: str) -> bool:
+    """Whether this client acts on a fleet; it can only show one that it did not launch, or whose documents are odd."""
+    trust = import_module("orchestrator.cli.fleet.trust")  # only where there is a fleet
+    store = trust.FleetStore(wiring.bucket, wiring.clock, fleet)
+    try:
+        store.record()
+        store.children()
+    except BenchError:
+        return False
+    return bool(trust.is_trusted(wiring, store))
+
+
+def hold_line(hold: OpenHold) -> str:
+    """One machine_line: how much, since when, for what, and the command that shows or releases it."""
+    name = clean_line(hold.name)
+    what, then = {
+        "run": (f"run {name}", "shows it"),
+        "fleet": (name, "shows it, and settles what is over"),
+        "image_build": (f"the build of image {name}", "says what it waits for"),
+        "image_storage": (f"storing image {name}", "deletes it and releases the rest"),
+    }[hold.kind]
+    if not hold.readable:
+        what, then = f"{what}, whose record cannot be read", "says why"
+    if hold.settles_at is not None:
+        what += ", whose events are gone" if hold.kind == "run" else ", whose record is gone"
+        then = f"deletes what is left of it, and settles this from {_reached(hold.settles_at)} on"
+    simulated = " (simulated)" if hold.simulated else ""
+    return (
+        f"{usd(hold.usd)}{simulated} held since {iso_time(hold.since)} for {what}: `{clean_line(hold.remedy)}` {then}"
+    )
+
+
+def hold_document(hold: OpenHold) -> OpenHoldDocument:
+    return {
+        "kind": hold.kind,
+        "name": hold.name,
+        "held_usd": str(hold.usd),
+        "held_at": iso_time(hold.since),
+        "prices_simulated": hold.simulated,
+        "remedy": hold.remedy,
+        "settles_at": _reached(hold.settles_at) if hold.settles_at is not None else None,
+    }
+
+
+def _reached(at: datetime) -> str:
+    """The first whole second at which a moment is reached."""
+    return iso_time(at + timedelta(microseconds=999_999))
+
+
+USUAL_DISK_GB = 60
+
+
+def price_of(sheet: PriceSheet) -> PriceOf:
+    """The price of an hour of a machine whose run is not known, by its type and region, with the usual disk."""
+
+    def price(instance: Instance) -> Decimal | None:
+        gpu = carrier_of(instance.machine_type)
+        accelerator = gpu.accelerator if gpu is not None else None
+        spec = PricedMachine(instance.machine_type, accelerator, gpu.gpus_of(instance.machine_type) if gpu else 0)
+        provisioning = "spot" if instance.preemptible else "standard"
+        return sheet.hourly(spec, region_of(instance.zone), provisioning, USUAL_DISK_GB, external_ip=True)
+
+    return price
+
+
+def machines_rate(findings: Sequence[MachineFinding]) -> Decimal:
+    """Dollars per hour of all machines together; machines without a known price are left out."""
+    return sum((one.usd_per_hour for one in findings if one.usd_per_hour is not None), Decimal(0))
+
+
+def machines_line(findings: Sequence[MachineFinding]) -> str:
+    orphans = sum(1 for one in findings if one.orphan)
+    unknown = sum(1 for one in findings if one.usd_per_hour is None)
+    text = f"VMs alive now: {len(findings)}, ${machines_rate(findings):.2f}/h"
+    if unknown:
+        text += f" and {unknown} of unknown price"
+    return text + (f"; no live run owns {orphans} of them: `bench reap --yes` deletes those" if orphans else "")
+
+
+def machine_line(finding: MachineFinding) -> str:
+    instance = finding.instance
+    cost = f"${finding.cost_usd:.2f} so far" if finding.cost_usd is not None else "cost unknown"
+    hourly = f"${finding.usd_per_hour:.2f}/h" if finding.usd_per_hour is not None else "$?/h"
+    verdict = "orphan" if finding.orphan else "in use"
+    odd = f"  [{', '.join(finding.flags)}]" if finding.flags else ""
+    where = f"{instance.zone}/{instance.name}"
+    return f"{verdict:<6}  {where}  {instance.status}  {hourly}  {cost}{odd}  {finding.verdict.reason}"
+
+
+def keep_or_stop(finding: MachineFinding, lines: Sequence[StatusLine], now: datetime) -> KeepAdvice | None:
+    """Whether a machine of a live run is worth its price; None for any other."""
+    run = finding.run
+    if finding.orphan or run is None or run.plan is None or run.vm is None or run.vm.name != finding.instance.name:
+        return None
+    return advise_keeping(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
+
+
+def machine_document(finding: MachineFinding) -> MachineOptions:
+    instance = finding.instance
+    return {
+        "name": instance.name,
+        "zone": instance.zone,
+        "status": instance.status,
+        "machine_type": instance.machine_type,
+        "labels": dict(instance.labels),
+        "run_id": finding.run_id,
+        "orphan": finding.orphan,
+        "reason": finding.verdict.reason,
+        "flags": list(finding.flags),
+        "created_at": iso_time(instance.created_at),
+        "deadline_at": iso_time(instance.deadline_at) if instance.deadline_at else None,
+        "usd_per_hour": str(finding.usd_per_hour) if finding.usd_per_hour is not None else None,
+        "cost_usd": str(finding.cost_usd) if finding.cost_usd is not None else None,
+    }

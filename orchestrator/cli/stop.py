@@ -5,10 +5,8 @@ from __future__ import annotations
 import typer
 
 from orchestrator.api.finding import find_run
-from orchestrator.cli.completion import RunName
-from orchestrator.cli.options import Json, options
-from orchestrator.cli.terminal import answer
-from orchestrator.cli.unread import note
+from orchestrator.cli.options import Json, RunName, options
+from orchestrator.cli.terminal import answer, note
 from orchestrator.core.errors import DocumentUnreadable, Unavailable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import run_document

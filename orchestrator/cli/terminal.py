@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from orchestrator.core.text import fold_lines
+from orchestrator.core.errors import BenchError, DocumentUnreadable
+from orchestrator.core.text import count, fold_lines, log_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ErrorDocument
+
 
 # Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
 
@@ -178,3 +180,21 @@ def answer_with(kind: str, message: str, hint: str, exit_code: int) -> None:
     """Prints the error as the document, unless the command has already printed one."""
     if not ANSWERED.get():
         emit_json(error_document(kind, message, hint, exit_code))
+
+
+def note(text: str) -> None:
+    typer.echo(hanging(f"note: {log_text(text)}", err=True, indent=6), err=True)
+
+
+def raise_unread(left_out: Mapping[str, str], first: BenchError | None = None) -> None:
+    """Names each object that was left out, and ends the command with the code for it; `first` goes before, where
+    something worse has happened."""
+    for text in left_out.values():
+        note(text)
+    if first is not None:
+        raise first
+    if left_out:
+        objects = count(len(left_out), "object")
+        raise DocumentUnreadable(
+            (f"{objects} could not be read; everything else was done"), hint="the notes above name each"
+        )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.analysis.across import Change, Footing, find_changes, match_cases
-from orchestrator.analysis.energy import Shift, energy_shifts
 from orchestrator.analysis.fingerprint import (
     MATTERS,
     NAMES,
@@ -22,6 +21,7 @@ from orchestrator.analysis.fingerprint import (
 from orchestrator.analysis.history import CAUSE_NAMES, short_digest
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import KERNEL, Study
+from orchestrator.analysis.summaries import Shift, energy_shifts
 from orchestrator.analysis.verdicts import Verdict
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.results import is_control

@@ -11,11 +11,10 @@ from typing import Any
 
 from orchestrator.analysis.across import Change
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.analysis.energy import find_energies
-from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.history import HistoryPoint
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Case, CaseTiming, Contrast
+from orchestrator.analysis.summaries import THRESHOLDS, fast_p, find_energies
 from orchestrator.analysis.verdicts import Noise
 from orchestrator.core.bundled import counting_convention
 from orchestrator.core.results import plain_cell

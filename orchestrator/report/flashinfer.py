@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from orchestrator.analysis.case import Case
-from orchestrator.analysis.timings import CaseTiming
+from orchestrator.analysis.case import Case, CaseTiming
 from orchestrator.core.forms.flashinfer import BASELINE
 from orchestrator.core.results import is_control
 from orchestrator.report.report import Report

@@ -10,7 +10,7 @@ from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.study import Study
 from orchestrator.core.bundled import counting_convention
 from orchestrator.core.text import count
-from orchestrator.report import distributions, figures, rates, tables
+from orchestrator.report import boards, figures, tables
 from orchestrator.report.answer import FAILURES, FAULTS, HERE, Failure, failures, rows_of
 from orchestrator.report.page import (
     Box,
@@ -199,8 +199,8 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     title = part.settings[0].name.capitalize() if several else "Measurements"
     meaning = part.settings[0].meaning if several else ""
     parts: list[Part] = [Fold(f"What {part.settings[0].name} means", [Text(meaning)])] if meaning else []
-    board, caption = rates.by_size(part)
-    parts += figure_parts(board, caption, rates.by_size(part, figures.SLIM)[0])
+    board, caption = boards.by_size(part)
+    parts += figure_parts(board, caption, boards.by_size(part, figures.SLIM)[0])
     if part.contrasts:
         parts += [_shared(part, CORRECTED), tables.verdict_table(part, names)]
     if any(timing.timed for case in part.cases for timing in case.timings):
@@ -213,12 +213,12 @@ def _part(part: Study, names: Mapping[str, str], *, several: bool) -> Iterable[t
     under = f"TFLOP/s by {counted}.{roof}"
     every: list[Part] = figure_parts(figures.roofline_board(part), under, figures.roofline_board(part, figures.SLIM))
     every += figure_parts(
-        distributions.latency_board(part),
+        boards.latency_board(part),
         "Every measurement is a dot; a box is the middle half, and a bar is the median. The slowest 1 % are "
         f"drawn at the edge.{_fewer(len(part.cases))}",
     )
     every += figure_parts(
-        distributions.over_time(part),
+        boards.over_time(part),
         "Each dot is one measurement. Steps and slopes that all implementations share come from the machine; those of "
         "only one come from that implementation. The slowest 0.5 % are drawn at the edge.",
     )

@@ -11,14 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.analysis.case import ControlPair
-from orchestrator.analysis.energy import Energy, find_energies
-from orchestrator.analysis.fast_p import THRESHOLDS, FastP, fast_p
 from orchestrator.analysis.samples import Group
-from orchestrator.analysis.score import Score, scores_of
-from orchestrator.analysis.second_clock import Told, describe_agreement, measure_agreement
+from orchestrator.analysis.second_clock import Told, Watched, describe_agreement, describe_watched, measure_agreement
 from orchestrator.analysis.study import Study, false_verdicts
+from orchestrator.analysis.summaries import THRESHOLDS, Energy, FastP, Score, fast_p, find_energies, scores_of
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.analysis.watched_launches import Watched, describe_watched
 from orchestrator.core import bundled
 from orchestrator.core.bundled import DEFAULT
 from orchestrator.core.config.load import repeat_config

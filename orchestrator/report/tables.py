@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from orchestrator.analysis.second_clock import Told
+from orchestrator.analysis.case import CaseTiming
+from orchestrator.analysis.second_clock import Told, Watched
 from orchestrator.analysis.study import Contrast, Study
-from orchestrator.analysis.timings import CaseTiming
-from orchestrator.analysis.watched_launches import Watched
 from orchestrator.core.results import TIMER_SHARE
 from orchestrator.report.answer import FAILURES, HERE, AnswerRow, failures
 from orchestrator.report.page import Cell, PageTable, Part, Word

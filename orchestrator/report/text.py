@@ -12,8 +12,7 @@ from orchestrator.core.text import count
 
 if TYPE_CHECKING:
     from orchestrator.analysis.bootstrap import Interval
-    from orchestrator.analysis.case import Case, Contrast
-    from orchestrator.analysis.timings import CaseTiming
+    from orchestrator.analysis.case import Case, CaseTiming, Contrast
 
 UNKNOWN = "–"
 

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.finding import LOCAL, remember_fleets
-from orchestrator.cli.completion import known_gpus
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet import trust
 from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, configurations, find_fleet, plan_sweep
@@ -32,7 +31,7 @@ from orchestrator.cli.fleet.view import (
     quota_table,
     seen_lines,
 )
-from orchestrator.cli.options import Json, group_options, options
+from orchestrator.cli.options import Json, group_options, known_gpus, options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json, hanging, is_stdout_closed
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed

@@ -15,8 +15,8 @@ import typer
 
 from orchestrator.api.finding import remember_fleets, require_name
 from orchestrator.cli import interrupts
-from orchestrator.cli.completion import known_fleets
 from orchestrator.cli.fleet import trust
+from orchestrator.cli.options import known_fleets
 from orchestrator.cli.terminal import Unheard
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from orchestrator.analysis.across import find_changes
 from orchestrator.analysis.between import spread_of
-from orchestrator.analysis.bootstrap import Interval, student_quantile
+from orchestrator.analysis.bootstrap import Interval, Spread, normal_quantile, student_quantile
 from orchestrator.analysis.history import Reading, history
 from orchestrator.analysis.regimes import Setting
 from orchestrator.analysis.samples import SENSORS, Group, Key
-from orchestrator.analysis.spread import Spread, normal_quantile
 from orchestrator.analysis.study import study
 from orchestrator.analysis.verdicts import Noise, NoiseSource, Verdict
 from orchestrator.report.comparing import compare_reports

@@ -16,9 +16,9 @@ import yaml
 
 from orchestrator.api.finding import SEEN, SEEN_FLEETS
 from orchestrator.cli import init
-from orchestrator.cli.completion import known_cases, known_configs, known_fleets, known_gpus, known_runs
 from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
+from orchestrator.cli.options import known_cases, known_configs, known_fleets, known_gpus, known_runs
 from orchestrator.core.config.load import load
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.ledger.budget import Ledger, LedgerEntry

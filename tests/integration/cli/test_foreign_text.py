@@ -23,11 +23,11 @@ from orchestrator.adapters.run_folder import open_folder, read_lines
 from orchestrator.api.outcome import error_of
 from orchestrator.cli.app import complain
 from orchestrator.cli.diagnose import lines_of
+from orchestrator.cli.fetch import results_view
 from orchestrator.cli.money_view import costs_view
 from orchestrator.cli.render import live, runs_table
-from orchestrator.cli.results_view import results_view
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.status_view import line as machine_line
+from orchestrator.cli.status import machine_line
 from orchestrator.cli.watch import LiveWatch, PlainWatch
 from orchestrator.core.errors import BenchError, Unavailable
 from orchestrator.core.ledger.budget import Ledger, add_cost

@@ -14,9 +14,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from orchestrator.adapters.fetch import Fetched
 from orchestrator.api.outcome import error_of
+from orchestrator.cli.fetch import results_view
 from orchestrator.cli.plan import plan_view
 from orchestrator.cli.render import ago, alive_line, ending_lines, live, runs_table, usd
-from orchestrator.cli.results_view import results_view
 from orchestrator.cli.watch import LiveView, LiveWatch, PlainWatch, watching
 from orchestrator.core.config.model import Workload
 from orchestrator.core.errors import Unavailable

@@ -16,7 +16,7 @@ from reportlab.pdfbase.ttfonts import TTFont
 
 from orchestrator.adapters.figure_files import PNG_SCALE, SAME, print_figure
 from orchestrator.core.errors import LocalError
-from orchestrator.report.files import draw_boards, figure_svg
+from orchestrator.report.boards import draw_boards, figure_svg
 from orchestrator.report.style import FIGURE_CSS, LIGHT, SHAPES, Look, inline_colours
 from orchestrator.report.svg import Board
 from tests.unit.report.written import both, csv_text, reported

@@ -15,9 +15,9 @@ import pytest
 from orchestrator.analysis.doubts import find_disagreements
 from orchestrator.api.results import read_report
 from orchestrator.report import html
+from orchestrator.report.boards import by_size
 from orchestrator.report.document import verdicts_csv
 from orchestrator.report.markdown import between_marks, by_baseline, report_markdown
-from orchestrator.report.rates import by_size
 from orchestrator.wiring import csv_lines
 from scripts.picture import picture
 from tests.integration.report.test_browser import opened

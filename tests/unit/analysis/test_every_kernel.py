@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from orchestrator.adapters.fetch import Fetched
-from orchestrator.analysis.modes import two_modes
+from orchestrator.analysis.case import two_modes
 from orchestrator.analysis.ranks import holm
 from orchestrator.analysis.verdicts import Verdict
-from orchestrator.cli.results_view import answer_view
+from orchestrator.cli.fetch import answer_view
 from orchestrator.report.answer import failures, largest, rows_of, wrong_first
 from orchestrator.report.document import report_document, summary_csv, verdicts_csv
 from orchestrator.report.html import report_page

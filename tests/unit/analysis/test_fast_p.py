@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from orchestrator.analysis.fast_p import THRESHOLDS, fast_p
 from orchestrator.analysis.samples import Reader
-from orchestrator.analysis.score import scores_of
 from orchestrator.analysis.study import Study, study
+from orchestrator.analysis.summaries import THRESHOLDS, fast_p, scores_of
 from orchestrator.report.document import report_document
 from orchestrator.report.report import Report
 from tests.unit.report.written import csv_text, records, reported, skip, studied

@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.analysis.bootstrap import Interval
-from orchestrator.api.leaderboard import rank_versions
-from orchestrator.api.sessions import LOST, VersionLine, correct_verdicts, read_line
+from orchestrator.api.sessions import LOST, VersionLine, correct_verdicts, rank_versions, read_line
 from orchestrator.cli.sessions import VersionsView, board_lines, line_text, saves, versions_table
 from orchestrator.core.candidates import Candidate, CandidateVerdict, parse_verdict, time_refusal
 from orchestrator.core.errors import ConfigError

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis import second_clock
-from orchestrator.analysis.watched_launches import (
+from orchestrator.analysis.second_clock import (
     SLACK_US,
     Watched,
     by_regime,

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from orchestrator.cli.app import complain
 from orchestrator.cli.screen import wrap_text
-from orchestrator.cli.terminal import columns
-from orchestrator.cli.unread import note
+from orchestrator.cli.terminal import columns, note
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.errors import RunFailed
 from orchestrator.core.run import events as ev

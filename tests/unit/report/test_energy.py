@@ -8,7 +8,7 @@ import io
 import pytest
 
 from orchestrator.analysis.devices import side_by_side
-from orchestrator.analysis.energy import find_energies
+from orchestrator.analysis.summaries import find_energies
 from orchestrator.report import comparing, devices
 from orchestrator.report.comparing import compare_reports
 from orchestrator.report.document import changes_document, report_document, summary_csv

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.core.bundled import AXES
 from orchestrator.core.results import MEASURED, ORIGIN
+from orchestrator.report.boards import by_size, draw_boards, figure_svg
 from orchestrator.report.document import summary_csv
 from orchestrator.report.figures import SLIM, speedup_board, stack_rows
-from orchestrator.report.files import draw_boards, figure_svg
 from orchestrator.report.html import report_page
-from orchestrator.report.rates import by_size
 from orchestrator.report.style import DARK, LIGHT, assign_looks
 from orchestrator.report.svg import Scale, linear_ticks, log_ticks
 from orchestrator.report.text import case_labels, format_limits, format_ratio, format_tick

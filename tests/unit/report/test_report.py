@@ -17,9 +17,9 @@ from syrupy.assertion import SnapshotAssertion
 from orchestrator.api.results import write_files
 from orchestrator.core.config.load import load
 from orchestrator.report import comparing
+from orchestrator.report.boards import draw_boards, figure_svg
 from orchestrator.report.comparing import compare_reports
 from orchestrator.report.document import report_document, verdicts_csv
-from orchestrator.report.files import draw_boards, figure_svg
 from orchestrator.report.html import report_page
 from orchestrator.report.markdown import by_baseline, report_markdown
 from tests.unit.report.reported import BROKEN, FULL, judged

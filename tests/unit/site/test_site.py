@@ -20,10 +20,9 @@ from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, index_object
 from orchestrator.core.run.diagnose import REMEDIES
 from orchestrator.report.figures import SLIM, WIDTH
-from orchestrator.report.site.costs import by_day
 from orchestrator.report.site.digest import Digest
 from orchestrator.report.site.index import file_slug, index_page
-from orchestrator.report.site.site import Money
+from orchestrator.report.site.site import Money, by_day
 from tests.support.memory_bucket import MemoryBucket
 from tests.unit.report.written import csv_text, records
 from tests.unit.site.written import BEGUN, DEVICES, many, names, source, store
