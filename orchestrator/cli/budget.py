@@ -11,8 +11,7 @@ from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
-from orchestrator.cli.screen import screen
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
 from orchestrator.core.ledger.unlisted import parse_dollars
@@ -41,12 +40,13 @@ def budget(
     wiring = options(ctx).wiring()
     ledger, now, caps = wiring.ledger.read(), wiring.clock.now(), chosen.budget.caps()
     practice = wiring.mode.simulated
-    if json:
-        emit_json({**budget_document(ledger, caps, now, name, practice=practice), "prices_simulated": practice})
-        return
-    screen().print(budget_view(ledger, caps, now, name, practice=practice))
-    if practice:
-        typer.echo(f"machines of the embedded cloud, {SIMULATED}")
+    simulated = [f"machines of the embedded cloud, {SIMULATED}"] if practice else []
+    answer(
+        lambda: budget_document(ledger, caps, now, name, practice=practice),
+        budget_view(ledger, caps, now, name, practice=practice),
+        *simulated,
+        json=json,
+    )
 
 
 @app.command("set")

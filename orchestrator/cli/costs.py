@@ -11,8 +11,7 @@ from orchestrator.cli.choices import agreed_to
 from orchestrator.cli.money_view import costs_document, costs_view
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
-from orchestrator.cli.screen import screen
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.core.ledger.unlisted import is_due, is_large, parse_dollars
@@ -40,13 +39,9 @@ def costs(
         wiring.reconcile()
         ledger = wiring.ledger.read()
     practice = wiring.mode.simulated
-    if json:
-        document = costs_document(ledger, wiring.clock.now(), practice=practice, last=last)
-        emit_json({**document, "prices_simulated": practice})
-    else:
-        screen().print(costs_view(ledger, wiring.clock.now(), practice=practice, last=last or PAGE))
-        if practice:
-            typer.echo(f"machines of the embedded cloud, {SIMULATED}")
+    now, simulated = wiring.clock.now(), [f"machines of the embedded cloud, {SIMULATED}"] if practice else []
+    view = costs_view(ledger, now, practice=practice, last=last or PAGE)
+    answer(lambda: costs_document(ledger, now, practice=practice, last=last), view, *simulated, json=json)
 
 
 @app.command("add")

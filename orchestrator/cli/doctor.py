@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 from orchestrator.cli.choices import ChoiceParam, Overrides
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.terminal import documents, emit_json
 from orchestrator.core.doctor.verdicts import CheckLevel, CheckResult, count_levels, exit_code, proposed_fixes
 from orchestrator.core.errors import BenchError
 from orchestrator.core.hosts import parse_target
@@ -24,9 +24,6 @@ from orchestrator.core.text import count, log_text
 from orchestrator.runs.doctor import CloudExamination, TaskRun, here_tasks, host_tasks, run_checks
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, load_chosen_config
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import DoctorDocument
 
 # Shows a page of checks, as lines and as JSON.
 
@@ -107,28 +104,17 @@ def show(results: Sequence[CheckResult], where: str, seconds: float) -> None:
         console.print(line, soft_wrap=True)
 
 
-def document(results: Sequence[CheckResult], mode: str, project: str, bucket: str) -> DoctorDocument:
+def document(results: Sequence[CheckResult], mode: str, project: str, bucket: str) -> documents.DoctorDocument:
     """The page as a document."""
-    return {
-        "schema": 1,
-        "mode": mode,
-        "project": project,
-        "bucket": bucket,
-        "exit_code": exit_code(results),
-        "counts": {str(level): count for level, count in count_levels(results).items()},
-        "checks": [
-            {
-                "name": result.check.name,
-                "area": result.check.area,
-                "level": result.verdict.level,
-                "why": result.verdict.why,
-                "remedy": result.verdict.remedy,
-                "fixable": bool(result.verdict.steps),
-                "seconds": round(result.seconds, 3),
-            }
-            for result in results
-        ],
-    }
+    return documents.DoctorDocument(
+        schema=1,
+        mode=mode,
+        project=project,
+        bucket=bucket,
+        exit_code=exit_code(results),
+        counts={str(level): count for level, count in count_levels(results).items()},
+        checks=[documents.CheckDocument.of(result) for result in results],
+    )
 
 
 @group_options
@@ -181,7 +167,7 @@ def _host(ctx: typer.Context, name: str, asked: LaunchOptions, *, json: bool) ->
         (*here, *host_tasks(target, lambda: wiring.shell(target), asked, load_chosen_config)), quiet=json
     )
     if json:
-        emit_json(document(results, "host", "", "") | {"host": str(target)})
+        emit_json(document(results, "host", "", "").model_copy(update={"host": str(target)}))
     else:
         show(results, str(target), time.monotonic() - begun)
     raise typer.Exit(exit_code(results))

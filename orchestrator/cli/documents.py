@@ -1,70 +1,105 @@
-"""The types of what each command prints with --json: those that build a document return one, so that mypy holds the two
-together. Keys are added, never renamed or taken away; dollars are decimal
-strings, times ISO 8601 in UTC. docs/schema/ is made of these, and the tests hold real output against them."""
+"""The types of what each command prints with --json.
+
+What a command builds itself is a pydantic model, made of the object that it shows (`Document.of`). What other parts
+build (runs, plans, reports, sessions) is described by a `TypedDict`. Keys are added, never renamed or taken away;
+dollars are decimal strings, times ISO 8601 in UTC. docs/schema/ is made of these. Commands load this module when JSON
+is asked for (`terminal.documents`)."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NotRequired
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from orchestrator.cli.session_documents import AgentTools, TuneDocument, VersionDocument
+from orchestrator.cli.shapes import (
+    AgentTools,
+    BaselineDocument,
+    BaselineSet,
+    Engine,
+    ErrorDocument,
+    FleetAxis,
+    FleetPlanned,
+    PlanDocument,
+    Row,
+    Rows,
+    RunDocument,
+    TuneDocument,
+    VersionDocument,
+    shape,
+)
 from orchestrator.core.doctor.verdicts import CheckLevel
 from orchestrator.core.fleet.state import State
-from orchestrator.core.run.status import StatusLine
+from orchestrator.core.images import short_url, usd_per_month
+from orchestrator.core.run.status import StatusLine, iso_time
 
-# What the shapes of documents are made of; see `shapes`.
-
-
-Usd = str
+Usd = Annotated[str, BeforeValidator(lambda amount: str(amount) if isinstance(amount, Decimal) else amount)]
 """Dollars as a decimal string."""
-Row = dict[str, Any]
-Rows = list[Row]
+UsdPerMonth = Annotated[str, BeforeValidator(lambda n: str(usd_per_month(n)) if isinstance(n, int) else n)]
+Time = Annotated[str, BeforeValidator(lambda at: iso_time(at) if isinstance(at, datetime) else at)]
+TextOrNull = Annotated[str | None, BeforeValidator(lambda text: text or None)]
+NumberOrNull = Annotated[
+    float | None, BeforeValidator(lambda value: None if value is None or math.isnan(value) else round(value, 4))
+]
 
 
-class OutputDocument(TypedDict):
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """Where a field is found in the object that a document is made of, if not under its own name: `instance.zone`."""
+
+    path: str
+
+
+class Document(BaseModel):
+    """A part of what a command prints."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    @classmethod
+    def of(cls, source: object, **given: Any) -> Self:
+        """The document of an object: each field that must be there and is not given is an attribute of it."""
+        for name, field in cls.model_fields.items():
+            if (key := field.alias or name) not in given and field.is_required():
+                path = next((one.path for one in field.metadata if isinstance(one, Attribute)), name)
+                given[key] = attrgetter(path)(source)
+        return cls.model_validate(given)
+
+
+class OutputDocument(Document):
     """What a command prints has the number of its shape in it."""
 
-    schema: Literal[1]
-
-
-def shape(about: str = "", *, schema: Any = Literal[1], **fields: Any) -> type:
-    """The shape of a document with these fields; `schema` is the type of its number, None where it has none."""
-    numbered = {"schema": schema} if schema is not None else {}
-    made: type = TypedDict("Shape", {**numbered, **fields})  # type: ignore[misc]
-    made.__doc__ = about or None
-    return made
-
-
-# The shapes of what `bench image` prints; see `shapes`.
+    schema_: Literal[1] = Field(alias="schema")
 
 
 ImageState = Literal["valid", "unproven", "stale", "unusable"]
 
 
-class ImageDocument(TypedDict):
+class ImageDocument(Document):
     """What is known of a prepared image, whatever the cloud says of it today."""
 
     name: str
     gpu: str
-    base: str
+    base: Annotated[str, BeforeValidator(short_url)]
     torch: str
     driver: str
     kernel: str
     ncu: str
     archive_bytes: int
-    usd_per_month: Usd
-    usd_until_expiry: Usd
-    created_at: str
-    expires_at: str
-    validated_at: str | None
-    run_id: str
+    usd_per_month: Annotated[UsdPerMonth, Attribute("archive_bytes")]
+    usd_until_expiry: Annotated[Usd, Attribute("usd")]
+    created_at: Time
+    expires_at: Time
+    validated_at: Time | None
+    run_id: Annotated[str, Attribute("run")]
     requirements: list[str]
 
 
 class ImageBuilt(ImageDocument):
-    schema: Literal[1]
+    schema_: Literal[1] = Field(alias="schema")
 
 
 class ImageJudged(ImageBuilt):
@@ -91,55 +126,15 @@ IMAGES: Final[dict[str, Any]] = {
 }
 
 
-# The shapes of what `bench fleet` prints; see `shapes`.
-
-
-Engine = Literal["cloud", "slurm", "batch", "hosts"]
-
-
-class PlannedJob(TypedDict):
-    gpu: str
-    children: int
-    machines: int
-    usd_per_hour: Usd
-    hold_usd: Usd
-    expected_usd: Usd
-    expected_hours: float
-
-
-class RoomDocument(TypedDict):
-    """How many machines more the quotas of a region leave room for, and the tightest of them."""
-
-    gpu: str
-    region: str
-    room: int
-    metric: str
-
-
-class FleetPlanned(OutputDocument):
-    engine: Engine
-    children: int
-    configurations: int
-    repeats: int
-    cases: int
-    hold_usd: Usd
-    expected_usd: Usd
-    expected_hours: float
-    wall_minutes: int
-    jobs: list[PlannedJob]
-    quotas: list[RoomDocument]
-    notices: list[str]
-
-
-class FleetJob(TypedDict):
+class FleetJob(Document):
     name: str
     state: str
     running: int
-    queued: int
+    queued: Annotated[int, Attribute("pending")]
     reason: str
 
 
-class FleetChild(TypedDict):
+class FleetChild(Document):
     child: int
     run_id: str
     gpu: str
@@ -153,7 +148,7 @@ class FleetChild(TypedDict):
     device: str
     cases_done: int
     cases_total: int
-    cost_usd: Usd
+    cost_usd: Annotated[Usd, Attribute("usd")]
     seconds: int
     reason: str
 
@@ -186,7 +181,7 @@ class FleetFetched(OutputDocument):
     left_out: dict[str, str]
 
 
-class SqlColumn(TypedDict):
+class SqlColumn(Document):
     """A column of an answer, and its type in DuckDB's words."""
 
     name: str
@@ -200,18 +195,7 @@ class FleetAsked(FleetFetched):
     answer: list[list[Any]]
 
 
-class FleetAxis(TypedDict):
-    """Times along an axis of the sweep: points of each device and implementation."""
-
-    axis: str
-    values: list[str]
-    fixed: dict[str, str]
-    timed: str
-    same_cases: bool
-    lines: Rows
-
-
-class GpuCost(TypedDict):
+class GpuCost(Document):
     gpu: str
     children: int
     hours: float
@@ -250,67 +234,37 @@ FLEETS: Final[dict[str, Any]] = {
 }
 
 
-Time = str
-
-
-class ErrorDetail(TypedDict):
-    kind: str
-    message: str
-    hint: str | None
-    exit_code: int
-
-
-class ErrorDocument(OutputDocument):
-    """What any command prints instead, where an error stood in its way."""
-
-    error: ErrorDetail
-
-
-class RunDocument(OutputDocument):
-    """A run: `launch`, `stop` and `status RUN`."""
-
-    run_id: str
-    state: str
-    cases_done: int
-    cases_total: int
-    cost_usd: Usd
-    ceiling_usd: Usd
-    settled: bool
-    prices_simulated: bool
-    config: str
-    image: str
-    implementations: list[str]
-    measurements_per_implementation: int
-    vms: Rows
-    phases: Rows
-    waiting: dict[str, Any] | None
-
-
-class MachineOptions(TypedDict):
-    name: str
-    zone: str
-    status: str
-    machine_type: str
-    labels: dict[str, str]
+class MachineOptions(Document):
+    name: Annotated[str, Attribute("instance.name")]
+    zone: Annotated[str, Attribute("instance.zone")]
+    status: Annotated[str, Attribute("instance.status")]
+    machine_type: Annotated[str, Attribute("instance.machine_type")]
+    labels: Annotated[dict[str, str], Attribute("instance.labels")]
     run_id: str | None
     orphan: bool
-    reason: str
+    reason: Annotated[str, Attribute("verdict.reason")]
     flags: list[str]
-    created_at: Time
-    deadline_at: Time | None
+    created_at: Annotated[Time, Attribute("instance.created_at")]
+    deadline_at: Annotated[Time | None, Attribute("instance.deadline_at")]
     usd_per_hour: Usd | None
     cost_usd: Usd | None
 
 
-class OpenHoldDocument(TypedDict):
+class AdvisedMachine(MachineOptions):
+    """`keep_or_stop` says whether a machine of a live run is worth its price."""
+
+    keep_or_stop: Row | None
+
+
+class OpenHoldDocument(Document):
     """Dollars that are held for something that is not an open run of the list, and the command that shows or releases
     them. `settles_at`: when `bench reap --yes` may settle it, where its run or fleet has left nothing else."""
 
     kind: Literal["run", "fleet", "image_build", "image_storage"]
     name: str
-    held_usd: Usd
-    held_at: Time
-    prices_simulated: bool
+    held_usd: Annotated[Usd, Attribute("usd")]
+    held_at: Annotated[Time, Attribute("since")]
+    prices_simulated: Annotated[bool, Attribute("simulated")]
     remedy: str
     settles_at: Time | None
 
@@ -322,39 +276,19 @@ class Status(OutputDocument):
     mode: str
     prices_simulated: bool
     runs: list[StatusLine]
-    instances: list[MachineOptions] | None
+    instances: list[AdvisedMachine] | None
     holds: list[OpenHoldDocument] | None
     left_out: dict[str, str]
 
 
-class PlanDocument(OutputDocument):
-    config: str
-    gpu: str
-    mode: str
-    ceiling_usd: Usd
-    usd_per_hour: Usd
-    ttl_s: int
-    attempts: int
-    image: str
-    cases: list[str]
-    measurements_per_implementation: int
-    implementations: list[str]
-    offers: Rows
-    headroom_usd: dict[str, Usd]
-    notices: list[str]
-    settings: Row
-    harness: Row
-    fallbacks: Rows
-
-
-class CheckDocument(TypedDict):
-    name: str
-    area: str
-    level: CheckLevel
-    why: str
-    remedy: str
-    fixable: bool
-    seconds: float
+class CheckDocument(Document):
+    name: Annotated[str, Attribute("check.name")]
+    area: Annotated[str, Attribute("check.area")]
+    level: Annotated[CheckLevel, Attribute("verdict.level")]
+    why: Annotated[str, Attribute("verdict.why")]
+    remedy: Annotated[str, Attribute("verdict.remedy")]
+    fixable: Annotated[bool, BeforeValidator(bool), Attribute("verdict.steps")]
+    seconds: Annotated[float, BeforeValidator(lambda seconds: round(seconds, 3))]
 
 
 class DoctorDocument(OutputDocument):
@@ -364,21 +298,22 @@ class DoctorDocument(OutputDocument):
     exit_code: int
     counts: dict[str, int]
     checks: list[CheckDocument]
+    host: str | None = None
 
 
-class ReapedHold(TypedDict):
-    hold: str
-    why: str
+class ReapedHold(Document):
+    hold: Annotated[str, Attribute("key")]
+    why: Annotated[str, Attribute("what")]
 
 
-class ReapFailed(TypedDict):
+class ReapFailed(Document):
     what: str
-    why: str
+    why: Annotated[str, BeforeValidator(str), Attribute("error")]
 
 
-class ReapedImage(TypedDict):
-    name: str
-    status: str
+class ReapedImage(Document):
+    name: Annotated[str, Attribute("image.name")]
+    status: Annotated[str, Attribute("image.status")]
     why: str
 
 
@@ -392,7 +327,7 @@ class ReapDocument(OutputDocument):
     failed: list[ReapFailed]
 
 
-class SetUpStep(TypedDict):
+class SetUpStep(Document):
     step: str
     text: str
     done: bool
@@ -402,35 +337,21 @@ class SetUp(OutputDocument):
     project: str
     bucket: str
     steps: list[SetUpStep]
-    form: NotRequired[Literal["gcloud", "terraform"] | None]
-    text: NotRequired[str | None]
+    form: Literal["gcloud", "terraform"] | None = None
+    text: str | None = None
 
 
-class BaselineDocument(TypedDict):
-    run_id: str
-    device: str
-    git_commit: str | None
-    set_at: Time
-    set_by: str
-    fingerprint: Row
-
-
-class BaselineSet(BaselineDocument):
-    schema: Literal[1]
-    name: str
-
-
-class ProfiledCall(TypedDict):
+class ProfiledCall(Document):
     """One implementation on one case. `tool` is null where it was not profiled, and `reason` says why."""
 
     case_id: str
     implementation: str
-    tool: str | None
-    why_not_ncu: str | None
-    reason: str | None
-    time_us: float | None
-    intensity: float | None
-    tflops: float | None
+    tool: TextOrNull
+    why_not_ncu: TextOrNull
+    reason: TextOrNull
+    time_us: NumberOrNull
+    intensity: NumberOrNull
+    tflops: NumberOrNull
     figures: dict[str, str]
     hints: list[str]
     operations: Rows
@@ -459,15 +380,15 @@ class SiteMade(OutputDocument):
     written: int
     removed: int
     seconds: float
-    published: NotRequired[int | None]
-    index: NotRequired[str | None]
-    url: NotRequired[str | None]
+    published: int | None = None
+    index: str | None = None
+    url: str | None = None
 
 
-class WindowDocument(TypedDict):
+class WindowDocument(Document):
     key: str
-    spent_usd: Usd
-    held_usd: Usd
+    spent_usd: Annotated[Usd, Attribute("spent")]
+    held_usd: Annotated[Usd, Attribute("held")]
 
 
 class CappedWindow(WindowDocument):
@@ -483,13 +404,10 @@ class BudgetDocument(OutputDocument):
     caps_of_the_bucket: dict[str, str | None] | None
     alerts_at_percent: list[int]
     alerted: list[str]
-
-
-class BudgetWithPrices(BudgetDocument):
     prices_simulated: bool
 
 
-class LedgerRun(TypedDict):
+class LedgerRun(Document):
     run_id: str
     gpu: str
     held_at: Time
@@ -497,7 +415,7 @@ class LedgerRun(TypedDict):
     settled_usd: Usd | None
 
 
-class LedgerCost(TypedDict):
+class LedgerCost(Document):
     """`takes_back` names the cost that this one cancels."""
 
     id: str
@@ -514,9 +432,6 @@ class CostsDocument(OutputDocument):
     older: int
     windows: dict[str, WindowDocument]
     practice_windows: dict[str, WindowDocument] | None
-
-
-class CostsWithPrices(CostsDocument):
     prices_simulated: bool
 
 
@@ -527,7 +442,7 @@ SHAPES: Final[dict[str, Any]] = {
     "baseline rm": shape(name=str, removed=list[BaselineDocument]),
     "baseline set": BaselineSet,
     "baseline show": BASELINES,
-    "budget": BudgetWithPrices,
+    "budget": BudgetDocument,
     "budget rebuild": shape(added=list[str], put_aside=str | None),
     "budget set": shape(caps=Row | None),
     "cases": shape(run_id=str, cases=list[str]),
@@ -541,7 +456,7 @@ SHAPES: Final[dict[str, Any]] = {
     "config keys": shape(keys=Rows),
     "config list": shape(configs=list[dict[str, str]]),
     "config show": shape(name=str, text=str, values=Row),
-    "costs": CostsWithPrices,
+    "costs": CostsDocument,
     "costs add": shape(id=str, category=str, usd=Usd, note=str),
     "costs rm": shape(id=str, takes_back=str, usd=Usd, note=str),
     "demo": RunDocument,

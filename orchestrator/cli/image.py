@@ -12,7 +12,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.options import Json, known_gpus, options
 from orchestrator.cli.render import ago
-from orchestrator.cli.terminal import answer, emit_json, note, raise_unread
+from orchestrator.cli.terminal import answer, documents, emit_json, note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
@@ -22,13 +22,12 @@ from orchestrator.core.images import (
     container_recipe,
     environment_of,
     judge_image,
-    short_url,
     storage_usd,
     usd_per_month,
 )
 from orchestrator.core.market.catalog import GPU_NAMES
 from orchestrator.core.names import ImageName
-from orchestrator.core.run.status import StatusLine, cold_starts, decode_status, iso_time
+from orchestrator.core.run.status import StatusLine, cold_starts, decode_status
 from orchestrator.runs.image_builds import look_after_builds
 from orchestrator.runs.images import build_image as build_image
 from orchestrator.runs.images import build_plan, remove_image, shelf_of, wish_of
@@ -38,7 +37,7 @@ from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, files_of, new_run_id, payload_of, write_atomically
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import ImageDocument, ImageListed, ImageState
+    from orchestrator.cli.documents import ImageState
 
 app = typer.Typer(no_args_is_help=True, help="Build prepared images, so that machines start sooner.")
 
@@ -94,7 +93,7 @@ def build(
         with interrupts.deferred():
             record = build_image(world, order, wish, say=watch.say, watch=watch.show)
     answer(
-        {"schema": 1, **_document(record)},
+        lambda: documents.ImageBuilt.of(record, schema=1),
         f"{record.name}: {_size(record)}",
         f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}; then `bench reap --yes` deletes it",
         f"`bench launch --gpu {record.gpu}` boots from it",
@@ -145,14 +144,14 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     seen = {one.name: one for one in shelf.cloud().images()} if records else {}
     lines = _lines(wiring)
     now = wiring.clock.now()
-    rows: list[ImageListed] = [
-        {
-            **_document(one),
-            "state": state,
-            "why": why,
-            "age_s": round((now - one.created_at).total_seconds()),
-            "minutes_saved": _saved(lines, one.gpu, wiring.mode),
-        }
+    rows = [
+        documents.ImageListed.of(
+            one,
+            state=state,
+            why=why,
+            age_s=round((now - one.created_at).total_seconds()),
+            minutes_saved=_saved(lines, one.gpu, wiring.mode),
+        )
         for one in records
         if one.gone_at is None
         for state, why in [_state(wiring, one, seen.get(one.name))]
@@ -164,15 +163,15 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     else:
         records_by_name = {one.name: one for one in records}
         for row in rows:
-            for line in _lines_of(row, records_by_name[row["name"]], now):
+            for line in _lines_of(row, records_by_name[row.name], now):
                 typer.echo(line)
     raise_unread(dict(odd), None)
 
 
-def _lines_of(row: ImageListed, one: ImageRecord, now: Any) -> tuple[str, str]:
+def _lines_of(row: documents.ImageListed, one: ImageRecord, now: Any) -> tuple[str, str]:
     """Two lines for each image, because the names are too long for a table."""
-    state = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
-    saved = row["minutes_saved"]
+    state = f"{row.state}: {row.why}" if row.why else row.state
+    saved = row.minutes_saved
     saves = "what it saves is not measured yet" if saved is None else "time saved not measured yet"
     return (
         f"{one.name}  {state}",
@@ -200,7 +199,7 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
         lines.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")
     elif state != "valid":
         lines.append(f"launches use the base image; `bench image build --gpu {record.gpu}` makes a new one")
-    answer({"schema": 1, **_document(record), "state": state, "why": why}, *lines, json=json)
+    answer(lambda: documents.ImageJudged.of(record, schema=1, state=state, why=why), *lines, json=json)
 
 
 @app.command("rm")
@@ -210,8 +209,11 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
     record = remove_image(wiring.world(), _found(wiring, image).name, _lines(wiring))
     assert record.gone_at is not None, "remove records it"
     cost = storage_usd(record.archive_bytes, (record.gone_at - record.created_at).total_seconds())
-    document = {"schema": 1, **_document(record), "cost_usd": str(cost)}
-    answer(document, f"{record.name} is gone; it has cost ${cost:.4f}", json=json)
+    answer(
+        lambda: documents.ImageGone.of(record, schema=1, cost_usd=cost),
+        f"{record.name} is gone; it has cost ${cost:.4f}",
+        json=json,
+    )
 
 
 def _found(wiring: Wiring, text: str) -> ImageRecord:
@@ -250,23 +252,3 @@ def _lines(wiring: Wiring) -> list[StatusLine]:
     return [
         line for entry in wiring.index.list_runs() if (line := decode_status(entry.run_id, entry.status)) is not None
     ]
-
-
-def _document(record: ImageRecord) -> ImageDocument:
-    return {
-        "name": record.name,
-        "gpu": record.gpu,
-        "base": short_url(record.base),
-        "torch": record.torch,
-        "driver": record.driver,
-        "kernel": record.kernel,
-        "ncu": record.ncu,
-        "archive_bytes": record.archive_bytes,
-        "usd_per_month": str(usd_per_month(record.archive_bytes)),
-        "usd_until_expiry": str(record.usd),
-        "created_at": iso_time(record.created_at),
-        "expires_at": iso_time(record.expires_at),
-        "validated_at": iso_time(record.validated_at) if record.validated_at else None,
-        "run_id": record.run,
-        "requirements": list(record.requirements),
-    }

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.doctor import ask_confirmation
 from orchestrator.cli.options import Json, group_options, options
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.terminal import documents, emit_json
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.setup import plan as asked
 from orchestrator.core.setup.plan import ACCOUNT_ID, SetupRequest, plan_setup
@@ -23,7 +23,6 @@ from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, load_settings, wire_embedded
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import SetUp, SetUpStep
     from orchestrator.wiring import Setup
 
 
@@ -167,14 +166,14 @@ def _print(wanted: SetupRequest, form: InitForm, *, json: bool) -> None:
     path = str(load_settings().home / "settings.yaml")
     text = setup_script(steps, path) if form is InitForm.GCLOUD else terraform_document(steps)
     if json:
-        emit_json(_document(wanted, [_step(step, False) for step in steps]) | {"form": form.value, "text": text})
+        emit_json(_document(wanted, [_step(step, False) for step in steps], form=form.value, text=text))
     else:
         typer.echo(text, nl=False)
 
 
 def _carry_out(wanted: SetupRequest, setup: Setup, consent: Consent, *, json: bool) -> None:
     steps = plan(wanted, setup.survey(wanted))
-    done: list[SetUpStep] = []
+    done: list[documents.SetUpStep] = []
     if not json:
         _show(wanted, steps)
     if steps and not _agreed(steps, consent, json=json):
@@ -199,12 +198,12 @@ def _carry_out(wanted: SetupRequest, setup: Setup, consent: Consent, *, json: bo
         typer.echo("`bench doctor` checks all of it; `bench plan --gpu l4` shows what a run would cost")
 
 
-def _document(wanted: SetupRequest, steps: list[SetUpStep]) -> SetUp:
-    return {"schema": 1, "project": wanted.project, "bucket": wanted.bucket, "steps": steps}
+def _document(wanted: SetupRequest, steps: list[documents.SetUpStep], **more: Any) -> documents.SetUp:
+    return documents.SetUp.of(wanted, schema=1, steps=steps, **more)
 
 
-def _step(step: Step, done: bool) -> SetUpStep:
-    return {"step": type(step).__name__, "text": describe_step(step), "done": done}
+def _step(step: Step, done: bool) -> documents.SetUpStep:
+    return documents.SetUpStep(step=type(step).__name__, text=describe_step(step), done=done)
 
 
 def _show(wanted: SetupRequest, steps: Sequence[Step]) -> None:

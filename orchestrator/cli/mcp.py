@@ -21,15 +21,15 @@ from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.profile import only_profiling, profile_document, profile_lines, read_run_profiles
 from orchestrator.cli.screen import screen
-from orchestrator.cli.session_documents import (
+from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
+from orchestrator.cli.shapes import (
     BudgetLeft,
     LeaderboardDocument,
     PlanOutline,
     ProfileText,
     VersionDocument,
 )
-from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
-from orchestrator.cli.terminal import emit_json, error_document
+from orchestrator.cli.terminal import emit_json, error_document, to_plain
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.plan.resumption import plan_document
@@ -165,7 +165,7 @@ def profile_version(desk: AgentDesk, case: str, version: int) -> ProfileText:
         raise_for(engine.follow())
         results = fetch_run(wiring.bucket, engine.look(), Path(folder, "results")).folder
         profiles = read_run_profiles(run_id, results)
-        return {**profile_document(profiles), "text": "\n".join(profile_lines(profiles))}  # type: ignore[typeddict-item]
+        return {**to_plain(profile_document(profiles)), "text": "\n".join(profile_lines(profiles))}  # type: ignore[typeddict-item]
 
 
 def write_candidate(candidate: Candidate, folder: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -12,13 +11,11 @@ from rich.text import Text
 
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
+from orchestrator.cli.terminal import documents
 from orchestrator.core.ledger.alerts import THRESHOLDS
 from orchestrator.core.ledger.budget import WINDOWS, Caps, Ledger, key_of, lower_caps, window_exposure
 from orchestrator.core.run.status import iso_time
 from orchestrator.core.text import clean_line
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import BudgetDocument, CappedWindow, CostsDocument, WindowDocument
 
 
 def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
@@ -27,44 +24,26 @@ def kinds_of_dollars(*, practice: bool) -> tuple[tuple[str, bool], ...]:
     return (("", False), (" (practice)", True)) if practice else (("", False),)
 
 
-def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str, WindowDocument]:
+def spent_and_held(ledger: Ledger, now: datetime, *, pretend: bool) -> dict[str, documents.WindowDocument]:
     """What is spent and held in each window, in dollars of one kind."""
-    windows: dict[str, WindowDocument] = {}
-    for window in WINDOWS[1:]:
-        seen = window_exposure(ledger, window, now, pretend=pretend)
-        windows[window] = {"key": key_of(window, now), "spent_usd": str(seen.spent), "held_usd": str(seen.held)}
-    return windows
+    exposures = {window: window_exposure(ledger, window, now, pretend=pretend) for window in WINDOWS[1:]}
+    return {window: documents.WindowDocument.of(seen, key=key_of(window, now)) for window, seen in exposures.items()}
 
 
-def costs_document(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> CostsDocument:
+def costs_document(
+    ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None
+) -> documents.CostsDocument:
     shown, older = newest(ledger, last)
-    return {
-        "schema": 1,
-        "runs": [
-            {
-                "run_id": run_id,
-                "gpu": entry.gpu,
-                "held_at": iso_time(entry.held_at),
-                "hold_usd": str(entry.hold_usd),
-                "settled_usd": None if entry.settled_usd is None else str(entry.settled_usd),
-            }
-            for run_id, entry in sorted(shown.runs.items())
-        ],
-        "costs": [
-            {
-                "id": name,
-                "category": cost.category,
-                "usd": str(cost.usd),
-                "note": cost.note,
-                "at": iso_time(cost.at),
-                "takes_back": cost.takes_back,
-            }
-            for name, cost in sorted(shown.costs.items(), key=lambda item: item[1].at)
-        ],
-        "older": older,
-        "windows": spent_and_held(ledger, now, pretend=False),
-        "practice_windows": spent_and_held(ledger, now, pretend=True) if practice else None,
-    }
+    costs = sorted(shown.costs.items(), key=lambda item: item[1].at)
+    return documents.CostsDocument(
+        schema=1,
+        runs=[documents.LedgerRun.of(entry, run_id=run_id) for run_id, entry in sorted(shown.runs.items())],
+        costs=[documents.LedgerCost.of(cost, id=name) for name, cost in costs],
+        older=older,
+        windows=spent_and_held(ledger, now, pretend=False),
+        practice_windows=spent_and_held(ledger, now, pretend=True) if practice else None,
+        prices_simulated=practice,
+    )
 
 
 def newest(ledger: Ledger, last: int | None) -> tuple[Ledger, int]:
@@ -103,34 +82,30 @@ def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: i
     return Group(table, *older_lines, Text(), sums)
 
 
-def budget_document(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> BudgetDocument:
+def budget_document(
+    ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False
+) -> documents.BudgetDocument:
     caps = lower_caps(ledger, caps)
 
-    def rows(*, pretend: bool) -> list[CappedWindow]:
-        made: list[CappedWindow] = []
+    def rows(*, pretend: bool) -> list[documents.CappedWindow]:
+        made = []
         for window in WINDOWS:
             cap, seen = caps.of(window), window_exposure(ledger, window, now, pretend=pretend)
-            made.append(
-                {
-                    "window": window,
-                    "key": key_of(window, now),
-                    "cap_usd": None if cap is None else str(cap),
-                    "spent_usd": str(seen.spent),
-                    "held_usd": str(seen.held),
-                    "left_usd": None if cap is None else str(max(cap - seen.total, Decimal(0))),
-                }
-            )
+            left = None if cap is None else max(cap - seen.total, Decimal(0))
+            key = key_of(window, now)
+            made.append(documents.CappedWindow.of(seen, window=window, key=key, cap_usd=cap, left_usd=left))
         return made
 
-    return {
-        "schema": 1,
-        "config": name,
-        "windows": rows(pretend=False),
-        "practice_windows": rows(pretend=True) if practice else None,
-        "caps_of_the_bucket": caps_document(ledger),
-        "alerts_at_percent": list(THRESHOLDS),
-        "alerted": sorted(ledger.alerts),
-    }
+    return documents.BudgetDocument(
+        schema=1,
+        config=name,
+        windows=rows(pretend=False),
+        practice_windows=rows(pretend=True) if practice else None,
+        caps_of_the_bucket=caps_document(ledger),
+        alerts_at_percent=list(THRESHOLDS),
+        alerted=sorted(ledger.alerts),
+        prices_simulated=practice,
+    )
 
 
 def budget_view(ledger: Ledger, caps: Caps, now: datetime, name: str, *, practice: bool = False) -> RenderableType:

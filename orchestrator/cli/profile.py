@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -20,7 +18,7 @@ from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.cli.options import Json, RunName, known_cases, options
 from orchestrator.cli.render import ending_lines
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json, is_stdout_closed
+from orchestrator.cli.terminal import documents, emit_json, is_stdout_closed
 from orchestrator.cli.watch import watching
 from orchestrator.core.errors import BenchError, ConfigError, NotFound
 from orchestrator.core.plan.plan import LaunchPlan
@@ -40,9 +38,6 @@ from orchestrator.runs.launch import PayloadSource, RunOrder, begin_launch
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, new_run_id, payload_of, write_atomically
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import ProfileDocument
 
 SETS = ("roofline", "full", "trace")
 REPORTS = (".ncu-rep", ".ncu-rep.gz")
@@ -88,7 +83,7 @@ def profile(
 def _write(found: Profiles, path: Path, *, json: bool) -> None:
     write_atomically(path, profile_page(found).encode())
     if json:
-        emit_json({**profile_document(found), "files": [str(path)]})
+        emit_json(profile_document(found, files=[str(path)]))
         return
     _show(found)
     typer.echo(f"wrote {path}")
@@ -268,30 +263,16 @@ def profile_lines(found: Profiles) -> list[str]:
     return lines
 
 
-def profile_document(found: Profiles) -> ProfileDocument:
-    def number(value: float) -> float | None:
-        return None if math.isnan(value) else round(value, 4)
-
-    return {
-        "schema": 1,
-        "run_id": found.run_id,
-        "device": found.device,
-        "set": found.set,
-        "profiles": [
-            {
-                "case_id": one.case_id,
-                "implementation": one.implementation,
-                "tool": one.tool or None,
-                "why_not_ncu": one.why_not_ncu or None,
-                "reason": one.reason or None,
-                "time_us": number(one.time_us),
-                "intensity": number(one.intensity),
-                "tflops": number(one.tflops),
-                "figures": dict(figures_of(one)),
-                "hints": [hint.text for kernel in one.kernels for hint in kernel.hints],
-                "operations": jsonlib.loads(jsonlib.dumps([dict(row) for row in one.operations])),
-                "files": list(one.files),
-            }
-            for one in found.profiles
-        ],
-    }
+def profile_document(found: Profiles, **more: Any) -> documents.ProfileDocument:
+    """The profiles as JSON; `more` are further fields of what is printed."""
+    profiles = [
+        documents.ProfiledCall.of(
+            one,
+            figures=dict(figures_of(one)),
+            hints=[hint.text for kernel in one.kernels for hint in kernel.hints],
+            operations=[dict(row) for row in one.operations],
+        )
+        for one in found.profiles
+    ]
+    kind = documents.ProfileFiles if more else documents.ProfileDocument
+    return kind.of(found, schema=1, profiles=profiles, **more)

@@ -6,13 +6,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.status import machine_document, machine_line, price_of
-from orchestrator.cli.terminal import answer, emit_json, hanging, note, raise_unread
+from orchestrator.cli.status import machine_line, price_of
+from orchestrator.cli.terminal import answer, documents, emit_json, hanging, note, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.text import clean_line, count
@@ -23,9 +23,6 @@ from orchestrator.runs.reap import MachineFinding, Reaped, ReapFailure, survey_m
 from orchestrator.runs.reap import reap_orphans as delete
 from orchestrator.runs.reconcile import reconcile_holds
 from orchestrator.wiring import ReapTimer, install_timer_files
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import ReapDocument
 
 
 def reap(
@@ -98,17 +95,17 @@ def _document(
     done: Reaped,
     gone: Sequence[str],
     settled: Sequence[ReconciledHold],
-) -> ReapDocument:
-    return {
-        "schema": 1,
-        "mode": mode,
-        "deleted": len(done.gone),
-        "machines": [machine_document(one) for one in findings],
-        "images": [{"name": one.image.name, "status": one.image.status, "why": one.why} for one in images],
-        "images_deleted": list(gone),
-        "settled": [{"hold": one.key, "why": one.what} for one in settled],
-        "failed": [{"what": one.what, "why": str(one.error)} for one in done.failed],
-    }
+) -> documents.ReapDocument:
+    return documents.ReapDocument(
+        schema=1,
+        mode=mode,
+        deleted=len(done.gone),
+        machines=[documents.MachineOptions.of(one) for one in findings],
+        images=[documents.ReapedImage.of(one) for one in images],
+        images_deleted=list(gone),
+        settled=[documents.ReapedHold.of(one) for one in settled],
+        failed=[documents.ReapFailed.of(one) for one in done.failed],
+    )
 
 
 def _images(world: World) -> tuple[tuple[ImageFinding, ...], tuple[BenchError, ...]]:

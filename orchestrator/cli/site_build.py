@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import orchestrator.analysis
 import orchestrator.report
 from orchestrator.cli import interrupts
+from orchestrator.cli.terminal import documents
 from orchestrator.core.errors import BenchError, ConfigError, CredentialsMissing, LocalError
 from orchestrator.core.run.fold import Run
 from orchestrator.ports import Bucket
@@ -103,9 +104,10 @@ class Built:
     removed: int = 0
     seconds: float = 0.0
 
-    def document(self) -> dict[str, Any]:
+    def document(self, **more: Any) -> documents.SiteMade:
+        """What is printed of it; `more` are further fields."""
         counted = {"folder": str(self.folder), "pages": len(self.pages), "seconds": round(self.seconds, 3)}
-        return {"schema": 1, **asdict(self), **counted}
+        return documents.SiteMade.of(self, schema=1, **counted, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from orchestrator.cli.options import Json, known_runs, options
 from orchestrator.cli.render import SIMULATED, alive_line, diagnoses, runs_table, time_lines, usd
 from orchestrator.cli.render import live as live_view
 from orchestrator.cli.screen import screen, wrap_text
-from orchestrator.cli.terminal import emit_json, note, raise_unread
+from orchestrator.cli.terminal import documents, emit_json, note, raise_unread
 from orchestrator.core.errors import (
     BenchError,
     ConfigError,
@@ -52,7 +52,6 @@ from orchestrator.store.index import RECENT, IndexLine
 from orchestrator.wiring import Wiring
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import MachineOptions, OpenHoldDocument
     from orchestrator.runs.reap import MachineFinding, PriceOf
 
 
@@ -161,25 +160,26 @@ def _all(wiring: Wiring, *, limit: int, json: bool) -> None:
     left_out |= wiring.hosts.odd
     seen = _Seen(lines, complete, findings, unasked, holds)
     if json:
-        emit_json({**_document(wiring, seen, limit), "left_out": left_out})
+        emit_json(_document(wiring, seen, limit, left_out))
     else:
         _show(wiring, seen, limit)
     raise_unread(left_out, first)
 
 
-def _document(wiring: Wiring, seen: _Seen, limit: int) -> dict[str, Any]:
+def _document(wiring: Wiring, seen: _Seen, limit: int, left_out: Mapping[str, str]) -> documents.Status:
     advised = [(finding, keep_or_stop(finding, seen.lines, wiring.clock.now())) for finding in seen.findings]
-    machine_documents = [
-        {**machine_document(one), "keep_or_stop": said.document() if said else None} for one, said in advised
+    machines = [
+        documents.AdvisedMachine.of(one, keep_or_stop=said.document() if said else None) for one, said in advised
     ]
-    return {
-        "schema": 1,
-        "mode": wiring.mode,
-        "prices_simulated": wiring.mode.simulated,
-        "runs": [asdict(line) for line in seen.lines[-limit:]],
-        "instances": None if seen.unasked else machine_documents,
-        "holds": None if seen.holds is None else [hold_document(one) for one in seen.holds],
-    }
+    return documents.Status(
+        schema=1,
+        mode=wiring.mode,
+        prices_simulated=wiring.mode.simulated,
+        runs=list(seen.lines[-limit:]),
+        instances=None if seen.unasked else machines,
+        holds=None if seen.holds is None else [_hold_document(one) for one in seen.holds],
+        left_out=dict(left_out),
+    )
 
 
 def _show(wiring: Wiring, seen: _Seen, limit: int) -> None:
@@ -322,16 +322,9 @@ def hold_line(hold: OpenHold) -> str:
     )
 
 
-def hold_document(hold: OpenHold) -> OpenHoldDocument:
-    return {
-        "kind": hold.kind,
-        "name": hold.name,
-        "held_usd": str(hold.usd),
-        "held_at": iso_time(hold.since),
-        "prices_simulated": hold.simulated,
-        "remedy": hold.remedy,
-        "settles_at": _reached(hold.settles_at) if hold.settles_at is not None else None,
-    }
+def _hold_document(hold: OpenHold) -> documents.OpenHoldDocument:
+    settles_at = _reached(hold.settles_at) if hold.settles_at is not None else None
+    return documents.OpenHoldDocument.of(hold, settles_at=settles_at)
 
 
 def _reached(at: datetime) -> str:
@@ -385,22 +378,3 @@ def keep_or_stop(finding: MachineFinding, lines: Sequence[StatusLine], now: date
     if finding.orphan or run is None or run.plan is None or run.vm is None or run.vm.name != finding.instance.name:
         return None
     return advise_keeping(run, cold_starts(lines, run.plan.gpu, run.plan.mode), now)
-
-
-def machine_document(finding: MachineFinding) -> MachineOptions:
-    instance = finding.instance
-    return {
-        "name": instance.name,
-        "zone": instance.zone,
-        "status": instance.status,
-        "machine_type": instance.machine_type,
-        "labels": dict(instance.labels),
-        "run_id": finding.run_id,
-        "orphan": finding.orphan,
-        "reason": finding.verdict.reason,
-        "flags": list(finding.flags),
-        "created_at": iso_time(instance.created_at),
-        "deadline_at": iso_time(instance.deadline_at) if instance.deadline_at else None,
-        "usd_per_hour": str(finding.usd_per_hour) if finding.usd_per_hour is not None else None,
-        "cost_usd": str(finding.cost_usd) if finding.cost_usd is not None else None,
-    }

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -22,7 +23,19 @@ from orchestrator.core.errors import BenchError, DocumentUnreadable
 from orchestrator.core.text import count, fold_lines, log_text
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import ErrorDocument
+    from rich.console import RenderableType
+
+    from orchestrator.cli import documents as documents
+    from orchestrator.cli.shapes import ErrorDocument
+else:
+
+    class _Documents:
+        """The models of `orchestrator.cli.documents`, which is loaded when the first of them is needed."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("orchestrator.cli.documents"), name)
+
+    documents = _Documents()
 
 
 # Output for terminals and pipes whose locale lacks some of bench's characters, such as ISO-8859-1 or plain C.
@@ -157,18 +170,27 @@ ANSWERED: ContextVar[bool] = ContextVar("answered", default=False)
 
 
 def emit_json(document: Any) -> None:
-    """One JSON document on standard output, and nothing else there."""
+    """One JSON document on standard output, and nothing else there: a model of `documents`, or plain values."""
     ANSWERED.set(True)
-    typer.echo(json.dumps(document, indent=2, default=str))
+    typer.echo(json.dumps(document, indent=2, default=to_plain))
 
 
-def answer(document: Any, *lines: str, json: bool) -> None:
-    """Prints the document if JSON was asked for, otherwise the lines."""
+def to_plain(value: Any) -> Any:
+    """A value as `json` takes it: the fields of a model that are set, the text of anything else."""
+    return value.model_dump(by_alias=True, exclude_unset=True) if hasattr(value, "model_dump") else str(value)
+
+
+def answer(document: Any, *parts: str | RenderableType, json: bool) -> None:
+    """Prints the document if JSON was asked for, otherwise the parts: lines, and what a screen prints. A function makes
+    its document only then."""
     if json:
-        emit_json(document)
+        emit_json(document() if callable(document) else document)
         return
-    for line in lines:
-        typer.echo(line)
+    for part in parts:
+        if isinstance(part, str):
+            typer.echo(part)
+        else:
+            import_module("orchestrator.cli.screen").screen().print(part)
 
 
 def error_document(kind: str, message: str, hint: str, exit_code: int) -> ErrorDocument:

@@ -335,7 +335,7 @@ def fetch(
     fetched_fleet = fetch_fleet(desk, into, None if runs else ())
     rows, files = count(fetched_fleet.rows, "row"), count(fetched_fleet.downloaded, "file")
     fetched = f"{count(fetched_fleet.children, 'child', 'children')}, {rows}, {files} fetched"
-    answer(fetched_fleet.document(), fetched, f"wrote {fetched_fleet.folder}", json=json)
+    answer(fetched_fleet.document, fetched, f"wrote {fetched_fleet.folder}", json=json)
 
 
 @app.command("report")
@@ -358,11 +358,11 @@ def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> 
     """Show what a fleet has cost, by GPU, and what is held for it."""
     document = costs_document(_desk(ctx, fleet, json=json))
     rows = [
-        f"{row['gpu']}  {count(row['children'], 'child', 'children')}  {row['hours']} h of machines  ${row['usd']}"
-        for row in document["gpus"]
+        f"{row.gpu}  {count(row.children, 'child', 'children')}  {row.hours} h of machines  ${row.usd}"
+        for row in document.gpus
     ]
-    about = ["prices of the embedded cloud are simulated: no dollar was spent"] if document["prices_simulated"] else []
-    answer(document, *rows, f"total ${document['cost_usd']}; held ${document['held_usd']}", *about, json=json)
+    about = ["prices of the embedded cloud are simulated: no dollar was spent"] if document.prices_simulated else []
+    answer(document, *rows, f"total ${document.cost_usd}; held ${document.held_usd}", *about, json=json)
 
 
 def _dollars(text: str) -> Decimal:

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text as RichText
@@ -28,7 +28,7 @@ from orchestrator.api.results import read_report
 from orchestrator.cli.fleet.context import Desk, FleetName, find_fleet
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.terminal import documents, emit_json
 from orchestrator.core.errors import NotFound
 from orchestrator.core.fleet.state import MEASURED, FleetState
 from orchestrator.core.fleet.sweep import GPU, WORKLOAD, Child, Sweep, SweepCell, text_of
@@ -40,9 +40,6 @@ from orchestrator.report import axes, devices
 from orchestrator.report.page import Page, Section, Text, write_page
 from orchestrator.runs.fleet.results import TEXTS, Fetching
 from orchestrator.wiring import answered_in_sql, download_object, fetch_run, sql_ready, write_atomically
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import FleetCosts
 
 READERS = 8
 CHILDREN = (
@@ -63,10 +60,8 @@ class FetchedFleet:
     tables: tuple[Path, ...]
     """Files of all rows; each has columns of its own."""
 
-    def document(self) -> dict[str, Any]:
-        document = {"schema": 1, **asdict(self), "folder": str(self.folder)}
-        del document["tables"]
-        return document
+    def document(self) -> documents.FleetFetched:
+        return documents.FleetFetched.of(self, schema=1, folder=str(self.folder))
 
 
 def fetch_fleet(desk: Desk, into: Path, runs: Sequence[Child] | None = ()) -> FetchedFleet:
@@ -197,7 +192,7 @@ def _column(desk: Desk, state: FleetState, folder: Path, gpu: str, children: Seq
     return replace(column, cost_usd=float(spent))
 
 
-def costs_document(desk: Desk) -> FleetCosts:
+def costs_document(desk: Desk) -> documents.FleetCosts:
     """What children have cost by GPU, and what the ledger holds for the fleet and its runs."""
     state = desk.store.state(desk.children)
     usd: dict[str, Decimal] = {}
@@ -214,17 +209,17 @@ def costs_document(desk: Desk) -> FleetCosts:
         (entry.held for key, entry in ledger.runs.items() if run_of(key) == desk.record.fleet or run_of(key) in ours),
         Decimal(0),
     )
-    return {
-        "schema": 1,
-        "fleet": desk.record.fleet,
-        "gpus": [
-            {"gpu": gpu, "children": count, "hours": round(seconds[gpu] / 3600, 3), "usd": str(usd[gpu])}
+    return documents.FleetCosts(
+        schema=1,
+        fleet=desk.record.fleet,
+        gpus=[
+            documents.GpuCost(gpu=gpu, children=count, hours=round(seconds[gpu] / 3600, 3), usd=str(usd[gpu]))
             for gpu, count in children.items()
         ],
-        "cost_usd": str(state.usd),
-        "held_usd": str(held),
-        "prices_simulated": desk.record.mode == "embedded",
-    }
+        cost_usd=str(state.usd),
+        held_usd=str(held),
+        prices_simulated=desk.record.mode == "embedded",
+    )
 
 
 # `bench fleet sql`: queries the raw rows of a fleet in SQL.
@@ -259,7 +254,9 @@ def sql(
         if json:
             heads = [{"name": clean_line(name), "type": clean_line(kind)} for name, kind in answer.columns]
             rows = [[value_of(cell) for cell in row] for row in answer.rows]
-            emit_json({"schema": 1, **fetched.document(), "columns": heads, "answer": rows})
+            emit_json(
+                documents.FleetAsked.of(fetched, schema=1, folder=str(fetched.folder), columns=heads, answer=rows)
+            )
         elif screen().is_terminal:
             _show(answer.columns, answer.rows)
         else:

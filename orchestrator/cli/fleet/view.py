@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
+from orchestrator.cli.terminal import documents
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.state import STATES, ChildLine, FleetState
 from orchestrator.core.fleet.sweep import Child
@@ -16,9 +17,6 @@ from orchestrator.core.text import clean_line, count, format_clock
 from orchestrator.runs.fleet.follow import FleetSighting, cap_of
 from orchestrator.runs.fleet.planning import FleetPlan
 from orchestrator.store.fleets import FleetRecord
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import FleetChild, FleetSeen
 
 MOST_ROWS = 40
 
@@ -115,49 +113,36 @@ def odd_table(state: FleetState) -> Columns | None:
     return table
 
 
-def document(record: FleetRecord, seen: FleetSighting) -> FleetSeen:
+def document(record: FleetRecord, seen: FleetSighting) -> documents.FleetSeen:
     """What `bench fleet status --json` prints."""
     state, control = seen.state, seen.control
-    return {
-        "schema": 1,
-        "fleet": record.fleet,
-        "engine": record.engine,
-        "mode": record.mode,
-        "created_at": record.created_at.isoformat(),
-        "ends_at": (control.ends_at or record.ends_at).isoformat(),
-        "over": state.over,
-        "paused": control.paused,
-        "stopped": control.stopped,
-        "counts": {name: state.counts[name] for name in STATES},
-        "hold_usd": str(record.hold_usd),
-        "cost_usd": str(state.usd),
-        "jobs": [
-            {"name": job.name, "state": job.state, "running": job.running, "queued": job.pending, "reason": job.reason}
-            for job in seen.jobs
-        ],
-        "children": [_child(record, state.line(child), child) for child in state.children],
-    }
+    return documents.FleetSeen.of(
+        record,
+        schema=1,
+        created_at=record.created_at.isoformat(),
+        ends_at=(control.ends_at or record.ends_at).isoformat(),
+        over=state.over,
+        paused=control.paused,
+        stopped=control.stopped,
+        counts={name: state.counts[name] for name in STATES},
+        cost_usd=state.usd,
+        jobs=[documents.FleetJob.of(job) for job in seen.jobs],
+        children=[_child(record, state.line(child), child) for child in state.children],
+    )
 
 
-def _child(record: FleetRecord, line: ChildLine, child: Child) -> FleetChild:
-    return {
-        "child": child.index,
-        "run_id": child.run_id(record.fleet),
-        "gpu": child.cell.gpu,
-        "workload": child.cell.workload,
-        "settings": dict(child.cell.settings),
-        "repeat": child.repeat,
-        "chunk": child.chunk,
-        "state": line.state,
-        "attempt": line.attempt,
-        "machine": line.machine,
-        "device": line.device,
-        "cases_done": line.cases_done,
-        "cases_total": line.cases_total,
-        "cost_usd": str(line.usd),
-        "seconds": line.seconds,
-        "reason": line.reason,
-    }
+def _child(record: FleetRecord, line: ChildLine, child: Child) -> documents.FleetChild:
+    cell = child.cell
+    return documents.FleetChild.of(
+        line,
+        child=child.index,
+        run_id=child.run_id(record.fleet),
+        gpu=cell.gpu,
+        workload=cell.workload,
+        settings=dict(cell.settings),
+        repeat=child.repeat,
+        chunk=child.chunk,
+    )
 
 
 def fleets_table(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Columns:
