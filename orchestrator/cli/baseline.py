@@ -10,8 +10,8 @@ import typer
 from orchestrator.api.finding import find_run
 from orchestrator.api.results import report_of
 from orchestrator.cli.options import Json, RunName, options
-from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.screen import Columns
+from orchestrator.cli.terminal import answer
 from orchestrator.core.baselines import Baseline, Older, checked_name, place_baseline, plain_entries, remove_devices
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
@@ -78,16 +78,10 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     """List every baseline in the bucket."""
     store = options(ctx).wiring().baselines
     entries = [(name, one) for name in store.names() for _, one in sorted(store.read(name).items())]
-    if json:
-        emit_json({"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in entries]})
-        return
-    if not entries:
-        typer.echo("there are no baselines; `bench baseline set main RUN` makes one")
-        return
-    table = Columns("name", "device", "run", "commit", "set by", droppable=("commit", "set by"))
-    for name, one in entries:
-        table.add_row(name, one.device, one.run_id, _commit(one).strip(" ()"), one.set_by)
-    screen().print(table)
+    rows = [(name, one.device, one.run_id, _commit(one).strip(" ()"), one.set_by) for name, one in entries]
+    table = Columns("name", "device", "run", "commit", "set by", rows=rows, droppable=("commit", "set by"))
+    document = {"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in entries]}
+    answer(document, table if rows else "there are no baselines; `bench baseline set main RUN` makes one", json=json)
 
 
 @app.command("show")
@@ -95,13 +89,11 @@ def show(ctx: typer.Context, name: Name, device: Device = "", json: Json = False
     """Show a baseline and the environment it was measured in."""
     store = options(ctx).wiring().baselines
     chosen = _chosen(dict(store.read(name)), name, device)
-    if json:
-        emit_json({"schema": 1, "name": name, "baselines": [_document(one) for one in chosen.values()]})
-        return
+    lines = []
     for one in chosen.values():
-        typer.echo(f"{name} on {one.device}: {one.run_id}{_commit(one)}, set {one.set_at} by {one.set_by}")
-        for key, value in one.fingerprint.items():
-            typer.echo(f"  {key.replace('_', ' ')}: {value}")
+        lines.append(f"{name} on {one.device}: {one.run_id}{_commit(one)}, set {one.set_at} by {one.set_by}")
+        lines += [f"  {key.replace('_', ' ')}: {value}" for key, value in one.fingerprint.items()]
+    answer({"schema": 1, "name": name, "baselines": [*map(_document, chosen.values())]}, *lines, json=json)
 
 
 @app.command("rm")

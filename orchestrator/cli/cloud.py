@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.text import count
 from orchestrator.wiring import (
@@ -81,19 +81,17 @@ def status(json: Json = False) -> None:
     """List the VMs that exist now."""
     address = _running()
     cloud_state = _ask(address, "/control/status") if address else {"instances": []}
-    if json:
-        emit_json({"schema": 1, "running": address is not None, **cloud_state})
-        return
-    if address is None:
-        typer.echo("the embedded cloud is not running, so no VM exists")
-        return
-    for vm in cloud_state["instances"]:
-        where, what = f"{vm['zone']}/{vm['name']}", f"{vm['status']}  {vm['machine_type']}"
-        typer.echo(f"{where}  {what}  {vm['age_s']:.0f} s  ${vm['usd_per_hour']}/h")
-    device = cloud_state.get("device", {})
-    alive = count(len(cloud_state["instances"]), "VM")
-    typer.echo(f"{alive} alive, running on this machine's {device.get('gpu') or device.get('cpu')}")
-    typer.echo("prices are simulated: nothing is paid")
+    lines = ["the embedded cloud is not running, so no VM exists"]
+    if address is not None:
+        lines = [
+            f"{vm['zone']}/{vm['name']}  {vm['status']}  {vm['machine_type']}  {vm['age_s']:.0f} s  "
+            f"${vm['usd_per_hour']}/h"
+            for vm in cloud_state["instances"]
+        ]
+        device, alive = cloud_state.get("device", {}), count(len(lines), "VM")
+        lines.append(f"{alive} alive, running on this machine's {device.get('gpu') or device.get('cpu')}")
+        lines.append("prices are simulated: nothing is paid")
+    answer({"schema": 1, "running": address is not None, **cloud_state}, *lines, json=json)
 
 
 @app.command()

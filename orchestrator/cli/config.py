@@ -10,7 +10,7 @@ import yaml
 
 from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
 from orchestrator.cli.options import Json, known_configs
-from orchestrator.cli.screen import Columns, screen
+from orchestrator.cli.screen import Columns
 from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
@@ -59,20 +59,11 @@ def show(
 def keys(json: Json = False) -> None:
     """List every key of a configuration, as --set takes it, and its default."""
     key_rows = list(walk(Config))
-    if json:
-        emit_json(
-            {
-                "schema": 1,
-                "keys": [{"key": key, "default": value, "about": ABOUT.get(key, "")} for key, value in key_rows],
-            }
-        )
-        return
-    table = Columns("key")
-    table.add_column("default", overflow="fold")
-    table.add_column("about", overflow="fold")
+    table = Columns("key", "default", "about", prose=("default", "about"))
     for section, rows in groupby(key_rows, key=lambda row: row[0].rpartition(".")[0]):
         if section:
             table.add_section()
         for key, value in rows:
             table.add_row(key, to_yaml(value), ABOUT.get(key, ""))
-    screen().print(table)
+    keys_document = [{"key": key, "default": value, "about": ABOUT.get(key, "")} for key, value in key_rows]
+    answer({"schema": 1, "keys": keys_document}, table, json=json)

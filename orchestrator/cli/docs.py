@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from orchestrator.cli.options import Json
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.terminal import answer, emit_json
 from orchestrator.core.errors import NotFound
 from orchestrator.wiring import docs_folder
 
@@ -61,11 +61,5 @@ def docs(
             typer.echo(text, nl=False)
         return
     pages = {page: title_of(docs_folder() / f"{page}.md") for page in page_names() if "decisions/0" not in page}
-    if json:
-        emit_json({"schema": 1, "pages": list(pages), "text": ""})
-        return
-    table = Columns("page")
-    table.add_column("about", overflow="fold")
-    for page, title in pages.items():
-        table.add_row(page, title)
-    screen().print(table)
+    table = Columns("page", "about", rows=pages.items(), prose=("about",))
+    answer({"schema": 1, "pages": list(pages), "text": ""}, table, json=json)

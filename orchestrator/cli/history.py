@@ -192,8 +192,8 @@ def _show(shown: dict[str, Any], left_out: int, older: bool) -> None:
         console.print(f"over {relative}" if relative else "median µs", style="dim")
     numbers = (f"over {relative}" if relative else "median µs", "95 % interval")
     # Of the code rows between tell what was new.
-    table = Columns("run", "commit", "payload", *numbers, right=numbers, droppable=("payload",))
-    table.add_column("change", overflow="fold")
+    heads = ("run", "commit", "payload", *numbers, "change")
+    table = Columns(*heads, right=numbers, droppable=("payload",), prose=("change",))
     for one in shown["points"]:
         value, commit = one["value"], str(one["git_commit"] or "")[:10] + ("+" if one["git_dirty"] else "")
         limits = "" if value["low"] is None else f"{value['low']:.2f}, {value['high']:.2f}"

@@ -12,7 +12,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.options import Json, known_gpus, options
 from orchestrator.cli.render import ago
-from orchestrator.cli.terminal import answer, documents, emit_json, note, raise_unread
+from orchestrator.cli.terminal import answer, documents, note, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
@@ -156,15 +156,12 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
         if one.gone_at is None
         for state, why in [_state(wiring, one, seen.get(one.name))]
     ]
-    if json:
-        emit_json({"schema": 1, "images": rows, "left_out": dict(odd), "prices_simulated": wiring.mode == "embedded"})
-    elif not rows and not odd:
-        typer.echo("there are no images; `bench image build --gpu l4` makes one")
-    else:
-        records_by_name = {one.name: one for one in records}
-        for row in rows:
-            for line in _lines_of(row, records_by_name[row.name], now):
-                typer.echo(line)
+    records_by_name = {one.name: one for one in records}
+    shown = [line for row in rows for line in _lines_of(row, records_by_name[row.name], now)]
+    if not rows and not odd:
+        shown = ["there are no images; `bench image build --gpu l4` makes one"]
+    document = {"schema": 1, "images": rows, "left_out": dict(odd), "prices_simulated": wiring.mode == "embedded"}
+    answer(document, *shown, json=json)
     raise_unread(dict(odd), None)
 
 

@@ -59,10 +59,7 @@ def newest(ledger: Ledger, last: int | None) -> tuple[Ledger, int]:
 
 def costs_view(ledger: Ledger, now: datetime, *, practice: bool = False, last: int | None = None) -> RenderableType:
     shown, older = newest(ledger, last)
-    table = Columns("what")
-    table.add_column("spent", justify="right")
-    table.add_column("held", justify="right")
-    table.add_column("note", overflow="fold")
+    table = Columns("what", "spent", "held", "note", right=("spent", "held"), prose=("note",))
     for run_id, entry in sorted(shown.runs.items()):
         held = usd(entry.held) if entry.held else ""
         table.add_row(Text(clean_line(run_id)), usd(entry.spent), held, f"of {usd(entry.hold_usd)} held")

@@ -12,8 +12,8 @@ from rich.text import Text
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.render import usd
-from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.screen import Columns
+from orchestrator.cli.terminal import answer
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.offers import provisioning_of
@@ -137,7 +137,4 @@ def plan(ctx: typer.Context, choice: ChoiceParam, terms: Terms, host: Hosts = No
     if json:
         wiring.say = lambda _: None
     made = wiring.plan(*wiring.configured(chosen))
-    if json:
-        emit_json(plan_document(made))
-    else:
-        screen().print(plan_view(made, prices_of=wiring.price_book.usable().as_of))
+    answer(lambda: plan_document(made), plan_view(made, prices_of=wiring.price_book.usable().as_of), json=json)

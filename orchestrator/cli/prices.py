@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import emit_json
+from orchestrator.cli.screen import Columns
+from orchestrator.cli.terminal import answer
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, PricedMachine, PriceSheet
@@ -51,22 +51,20 @@ def prices(
             f"no price is known for {what}",
             hint="`bench prices` shows all that are; configs/README.md says how to add one",
         )
-    if json:
-        about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
-        about |= {"refreshed": made is not None, "left_out": list(made.left_out if made else ())}
-        emit_json({"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows})
-        return
-    console = screen()
-    console.print(_table(rows))
-    used = dict.fromkeys(str(row["source"]) for row in rows)
-    for name in used:
-        trust = "" if name in sheet.trusted else " (not a record: look it up before you rely on it)"
-        console.print(Text(f"{name}: {sheet.sources[name]}{trust}", "dim"))
+    about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
+    about |= {"refreshed": made is not None, "left_out": list(made.left_out if made else ())}
+    document = {"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows}
+    trust = {name: "" if name in sheet.trusted else UNTRUSTED for name in dict.fromkeys(row["source"] for row in rows)}
+    notes = [Text(f"{name}: {sheet.sources[name]}{words}", "dim") for name, words in trust.items()]
     held = (
         f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` gets today's prices"
     )
     stale = held if age > STALE_DAYS else ""
-    console.print(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
+    notes.append(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
+    answer(document, _table(rows), *notes, json=json)
+
+
+UNTRUSTED: Final = " (not a record: look it up before you rely on it)"
 
 
 def _refresh(wiring: Wiring, *, leave_out: bool) -> Refreshed:
@@ -103,8 +101,6 @@ def _rows(sheet: PriceSheet, region: str, gpu: str) -> list[dict[str, Any]]:
 
 def _table(rows: list[dict[str, Any]]) -> RenderableType:
     dollars = ("spot $/h", "on demand $/h")
-    table = Columns("GPU", "machine", "region", *dollars, "source", right=dollars)
-    for row in rows:
-        prices = [row[key] or "not sold" for key in ("spot_usd_per_hour", "standard_usd_per_hour")]
-        table.add_row(row["gpu"], row["machine"], row["region"], *prices, row["source"])
-    return table
+    keys = ("gpu", "machine", "region", "spot_usd_per_hour", "standard_usd_per_hour", "source")
+    cells = [[row[key] or "not sold" for key in keys] for row in rows]
+    return Columns("GPU", "machine", "region", *dollars, "source", rows=cells, right=dollars)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Column, Table
@@ -48,12 +48,25 @@ class Columns(Table):
     in that order, before cells are folded; ids and numbers are folded last, so that they can be copied. In a pipe each
     row is a line with tabs between, for cut, awk and grep."""
 
-    def __init__(self, *heads: str, right: Sequence[str] = (), droppable: Sequence[str] = ()) -> None:
-        """Adds a column for each head. Its cells are not wrapped; columns in `right` are aligned to the right."""
+    def __init__(
+        self,
+        *heads: str,
+        rows: Iterable[Sequence[RenderableType]] = (),
+        right: Sequence[str] = (),
+        droppable: Sequence[str] = (),
+        prose: Sequence[str] = (),
+    ) -> None:
+        """Adds a column for each head. Columns in `right` are aligned to the right, and only those in `prose` are
+        wrapped."""
         super().__init__(box=None, padding=(0, 2, 0, 0), header_style="dim")
         self.droppable = droppable
         for head in heads:
-            self.add_column(head, justify="right" if head in right else "left", no_wrap=True)
+            if head in prose:
+                self.add_column(head, overflow="fold")
+            else:
+                self.add_column(head, justify="right" if head in right else "left", no_wrap=True)
+        for row in rows:
+            self.add_row(*row)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not options.is_terminal:

@@ -32,7 +32,6 @@ from orchestrator.cli.fleet.view import (
     seen_lines,
 )
 from orchestrator.cli.options import Json, group_options, known_gpus, options
-from orchestrator.cli.screen import screen
 from orchestrator.cli.terminal import answer, emit_json, hanging, is_stdout_closed
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch import QUESTIONS, REQUIRED, GateVerdict
@@ -204,7 +203,8 @@ def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
         fleet_plan = replace(fleet_plan, notices=(*fleet_plan.notices, f"a launch would be refused: {exc}; {exc.hint}"))
     except BenchError:
         pass  # a plan needs no cluster
-    _show_plan(fleet_plan, json=json)
+    quotas = [quota_table(fleet_plan.quotas)] if fleet_plan.quotas else []
+    answer(fleet_plan.document, jobs_table(fleet_plan), *plan_lines(fleet_plan), *quotas, json=json)
 
 
 def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
@@ -212,18 +212,6 @@ def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
     configured = configurations(wiring, found.sweep)
     cells = dict.fromkeys(child.cell for child in found.children)
     return max((60 * configured(cell).run.max_minutes for cell in cells), default=0)
-
-
-def _show_plan(found: FleetPlan, *, json: bool) -> None:
-    if json:
-        emit_json(found.document())
-        return
-    console = screen()
-    console.print(jobs_table(found))
-    for line in plan_lines(found):
-        typer.echo(line)
-    if found.quotas:
-        console.print(quota_table(found.quotas))
 
 
 @app.command("launch")
@@ -271,12 +259,9 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
     wiring = options(ctx).wiring()
     rows = list_fleets(wiring.bucket)
     remember_fleets(wiring.home, [fleet for fleet, _ in rows])
-    if json:
-        emit_json({"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]})
-    elif rows:
-        screen().print(fleets_table(rows))
-    else:
-        typer.echo("there are no fleets yet: `bench fleet launch --gpu l4,t4` makes one")
+    nothing = "there are no fleets yet: `bench fleet launch --gpu l4,t4` makes one"
+    document = {"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]}
+    answer(document, fleets_table(rows) if rows else nothing, json=json)
 
 
 @app.command("stop")
@@ -450,12 +435,6 @@ def _end(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
 
 
 def _show(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
-    if json:
-        emit_json(document(desk.record, seen))
-        return
-    console = screen()
-    for line in seen_lines(desk.record, seen):
-        typer.echo(hanging(line))
-    console.print(gpus_table(seen.state))
-    if (odd := odd_table(seen.state)) is not None:
-        console.print(odd)
+    lines = map(hanging, seen_lines(desk.record, seen))
+    tables = [gpus_table(seen.state), *filter(None, [odd_table(seen.state)])]
+    answer(lambda: document(desk.record, seen), *lines, *tables, json=json)

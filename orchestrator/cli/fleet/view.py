@@ -41,20 +41,17 @@ def plan_lines(plan: FleetPlan) -> list[str]:
 
 def jobs_table(plan: FleetPlan) -> Columns:
     numbers = ("children", "machines", "$/h", "worst case", "expected", "hours")
-    table = Columns("gpu", *numbers, right=numbers, droppable=("hours", "expected", "machines"))
-    for job in plan.jobs:
-        table.add_row(
-            job.gpu, str(job.children), str(job.machines), usd(job.usd_per_hour), usd(job.hold),
-            usd(job.expected_usd), f"{job.expected_s / 3600:.1f}",
-        )  # fmt: skip
-    return table
+    rows = [
+        (job.gpu, str(job.children), str(job.machines), usd(job.usd_per_hour), usd(job.hold), usd(job.expected_usd),
+         f"{job.expected_s / 3600:.1f}")
+        for job in plan.jobs
+    ]  # fmt: skip
+    return Columns("gpu", *numbers, rows=rows, right=numbers, droppable=("hours", "expected", "machines"))
 
 
 def quota_table(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    table = Columns("gpu", "region", "room for", "quota", droppable=("quota",))
-    for row in rows:
-        table.add_row(str(row["gpu"]), str(row["region"]), str(row["room"]), str(row["metric"]))
-    return table
+    cells = [[str(row[key]) for key in ("gpu", "region", "room", "metric")] for row in rows]
+    return Columns("gpu", "region", "room for", "quota", rows=cells, droppable=("quota",))
 
 
 def counts_line(state: FleetState) -> str:
@@ -88,10 +85,8 @@ def seen_lines(record: FleetRecord, seen: FleetSighting) -> list[str]:
 def gpus_table(state: FleetState) -> Columns:
     shown = [name for name in STATES if state.counts[name]]
     heads = [name.replace("_", " ") for name in shown]
-    table = Columns("gpu", *heads, right=heads)
-    for gpu, counts in state.by_gpu().items():
-        table.add_row(gpu, *(str(counts[name]) for name in shown))
-    return table
+    rows = [(gpu, *(str(counts[name]) for name in shown)) for gpu, counts in state.by_gpu().items()]
+    return Columns("gpu", *heads, rows=rows, right=heads)
 
 
 def odd_table(state: FleetState) -> Columns | None:
@@ -100,8 +95,8 @@ def odd_table(state: FleetState) -> Columns | None:
     odd = [(child, line) for child, line in odd if line.reason and line.state != "stored"]
     if not odd:
         return None
-    table = Columns("child", "gpu", "configuration", "state", "machine", droppable=("machine", "gpu"))
-    table.add_column("why", overflow="fold")
+    heads = ("child", "gpu", "configuration", "state", "machine", "why")
+    table = Columns(*heads, droppable=("machine", "gpu"), prose=("why",))
     for child, line in odd[:MOST_ROWS]:
         where = line.machine or "-"
         table.add_row(
