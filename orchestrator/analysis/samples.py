@@ -85,6 +85,11 @@ class Group:
     def count(self) -> int:
         return int(self.latency_us.size)
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether launches were hidden, as far as the file says."""
+        return not self.exposed
+
     def shared(self, other: Group) -> tuple[Places, Places]:
         """Where the blocks that both have are in this one and in the other, by block."""
         block, other_block = self.block, other.block

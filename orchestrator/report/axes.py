@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
 from orchestrator.core.text import count
-from orchestrator.report.document import interval_limits
+from orchestrator.report.document import pick
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
 from orchestrator.report.style import Look, assign_looks
@@ -153,23 +153,14 @@ def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]
 def axes_document(views: Sequence[Along]) -> list[dict[str, Any]]:
     """The data of the figures of all views, as JSON."""
     return [
-        {
-            "axis": view.axis,
-            "values": list(view.values),
-            "fixed": dict(view.fixed),
-            "timed": view.timed,
-            "same_cases": view.alike,
-            "lines": [
-                {
-                    "device": line.device,
-                    "implementation": line.implementation,
-                    "points": [
-                        {"value": point.value, "median_us": interval_limits(point.time_us), "cases": point.cases}
-                        for point in line.points
-                    ],
-                }
-                for line in view.lines
-            ],
-        }
+        pick(view, "axis values")
+        | {"fixed": dict(view.fixed)}
+        | pick(view, "timed same_cases=alike")
+        | {"lines": [_line(line) for line in view.lines]}
         for view in views
     ]
+
+
+def _line(line: Line) -> dict[str, Any]:
+    points = [pick(point, "value median_us=time_us cases") for point in line.points]
+    return pick(line, "device implementation") | {"points": points}

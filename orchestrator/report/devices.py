@@ -10,7 +10,7 @@ from orchestrator.analysis.across import floor_of
 from orchestrator.analysis.devices import Against, Column, Devices, Row, Time
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
-from orchestrator.report.document import finite_or_none, interval_limits, setting_of
+from orchestrator.report.document import pick, setting_of
 from orchestrator.report.markdown import markdown_cell, table_line
 from orchestrator.report.page import Cell, PageTable, Part, Section, Text, Word
 from orchestrator.report.report import Report
@@ -191,7 +191,7 @@ def devices_document(found: Devices) -> dict[str, Any]:
     """The comparison as JSON. Unknown values are null."""
     return {
         "schema": 1,
-        "devices": [_column(one) for one in found.columns],
+        "devices": [pick(one, COLUMN) for one in found.columns],
         "rows": [
             {
                 "case_id": row.case_id,
@@ -199,39 +199,12 @@ def devices_document(found: Devices) -> dict[str, Any]:
                 "implementation": row.implementation,
                 "fastest": found.columns[row.fastest].name if row.fastest is not None else None,
                 "most_for_a_dollar": found.columns[row.cheapest].name if row.cheapest is not None else None,
-                "cells": [
-                    None
-                    if own is None
-                    else {
-                        "median_us": interval_limits(own.time.median_us),
-                        "tflops": finite_or_none(own.time.tflops),
-                        "joules_per_call": finite_or_none(own.time.joules),
-                        "calls_per_usd": finite_or_none(own.calls_per_usd),
-                        "speed": _against(own.speed),
-                        "value": _against(own.value),
-                    }
-                    for own in row.cells
-                ],
+                "cells": [None if cell is None else pick(cell, CELL) for cell in row.cells],
             }
             for row in found.rows
         ],
     }
 
 
-def _column(one: Column) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "runs": list(one.runs),
-        "cost_usd": finite_or_none(one.cost_usd),
-        "usd_per_hour": finite_or_none(one.usd_per_hour),
-        "answers": one.answers,
-        "usd_per_answer": finite_or_none(one.usd_per_answer),
-        "prices_simulated": one.simulated,
-        "doubt": one.doubt,
-    }
-
-
-def _against(one: Against | None) -> dict[str, Any] | None:
-    return (
-        None if one is None else {"ratio": interval_limits(one.ratio), "verdict": one.verdict.value, "doubt": one.doubt}
-    )
+CELL: Final = "median_us=time.median_us tflops=time.tflops joules_per_call=time.joules calls_per_usd speed value"
+COLUMN: Final = "name runs cost_usd usd_per_hour answers usd_per_answer prices_simulated=simulated doubt"

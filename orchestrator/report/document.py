@@ -7,13 +7,15 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Final
 
 from orchestrator.analysis.across import Change
-from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.history import HistoryPoint
 from orchestrator.analysis.regimes import Setting
-from orchestrator.analysis.study import Case, CaseTiming, Contrast
+from orchestrator.analysis.study import Case, Contrast
 from orchestrator.analysis.summaries import THRESHOLDS, fast_p, find_energies
 from orchestrator.analysis.verdicts import Noise
 from orchestrator.core.bundled import counting_convention
@@ -23,17 +25,21 @@ from orchestrator.report.comparing import Comparison
 from orchestrator.report.report import Report
 
 
-def finite_or_none(value: float | None) -> float | None:
-    """`value` if JSON can hold it, otherwise None (for NaN and infinity)."""
-    return None if value is None or not math.isfinite(value) else value
+def plain(value: Any) -> Any:
+    """A value as JSON has it: a word by its value, an object by its fields; a number that JSON cannot hold is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def interval_limits(interval: Interval) -> dict[str, float | None]:
-    return {
-        "low": finite_or_none(interval.low),
-        "mid": finite_or_none(interval.mid),
-        "high": finite_or_none(interval.high),
-    }
+def pick(source: object, names: str) -> dict[str, Any]:
+    """Attributes of an object as JSON, in this order: `p`, or `effect=paired.test.effect` under another name."""
+    pairs = [(name, path or name) for name, _, path in (word.partition("=") for word in names.split())]
+    return {name: plain(attrgetter(path)(source)) for name, path in pairs}
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -42,17 +48,10 @@ def report_document(report: Report) -> dict[str, Any]:
     study = report.study
     return {
         "schema": 2,
-        "run_id": study.run_id,
-        "device": study.device,
+        **pick(study, "run_id device"),
         "settings": [setting_of(one) | {"meaning": one.meaning} for one in study.settings],
-        "subject": study.subject,
-        "kernels": list(study.kernels),
-        "baselines": list(study.baselines),
-        "measurements": study.measurements,
-        "cases_planned": report.planned,
-        "cost_usd": finite_or_none(report.cost_usd),
-        "prices_simulated": report.simulated,
-        "usd_per_answer": finite_or_none(report.usd_per_answer),
+        **pick(study, "subject kernels baselines measurements"),
+        **pick(report, "cases_planned=planned cost_usd prices_simulated=simulated usd_per_answer"),
         "answers": study.answers,
         "energy": [
             {**setting_of(one.setting), "cases": one.cases, "joules_per_call": one.joules}
@@ -70,12 +69,8 @@ def report_document(report: Report) -> dict[str, Any]:
             for one in fast_p(study)
         ],
         "failures": [
-            {
-                "implementation": one.implementation,
-                "kind": one.kind,
-                "cases": list(one.cases),
-                "reasons": {reason: list(cases) for reason, cases in one.reasons.items()},
-            }
+            pick(one, "implementation kind cases")
+            | {"reasons": {reason: list(cases) for reason, cases in one.reasons.items()}}
             for one in failures(study)
         ],
         "headlines": list(report.headlines()),
@@ -89,72 +84,32 @@ def _case(case: Case) -> dict[str, Any]:
     return {
         "case_id": case.case_id,
         **setting_of(case.setting),
-        "timings": [_timing(timing) for timing in case.timings],
+        "timings": [pick(timing, TIMING) for timing in case.timings],
         "contrasts": [_contrast(one) for one in case.contrasts],
         "between_kernels": [_contrast(one) for one in case.beside],
         "places": {rank.implementation: [rank.first, rank.last] for rank in case.ranks},
-        "controls": [
-            {
-                "implementation": one.implementation,
-                "ratio": interval_limits(one.ratio),
-                "p": finite_or_none(one.paired.test.p),
-                "verdict": one.verdict.value,
-            }
-            for one in case.controls
-        ],
+        "controls": [pick(one, "implementation ratio p=paired.test.p verdict") for one in case.controls],
     }
+
+
+TIMING: Final = (
+    "implementation backend count median_us p5_us p95_us min_us timer_share launch_hidden=group.is_hidden tflops "
+    "roof_percent held_percent sm_clock_mhz=clock_mhz throttled joules peak_memory_bytes=peak_bytes max_abs_error "
+    "modes fault=group.fault skipped"
+)
 
 
 def setting_of(setting: Setting) -> dict[str, Any]:
     return {"regime": setting.regime or None, "cache": setting.cache or None}
 
 
-def _timing(timing: CaseTiming) -> dict[str, Any]:
-    return {
-        "implementation": timing.implementation,
-        "backend": timing.backend,
-        "count": timing.count,
-        "median_us": interval_limits(timing.median_us),
-        "p5_us": finite_or_none(timing.p5_us),
-        "p95_us": finite_or_none(timing.p95_us),
-        "min_us": finite_or_none(timing.min_us),
-        "timer_share": finite_or_none(timing.timer_share),
-        "launch_hidden": not timing.group.exposed,
-        "tflops": finite_or_none(timing.tflops),
-        "roof_percent": finite_or_none(timing.roof_percent),
-        "held_percent": finite_or_none(timing.held_percent),
-        "sm_clock_mhz": finite_or_none(timing.clock_mhz),
-        "throttled": finite_or_none(timing.throttled),
-        "joules": finite_or_none(timing.joules),
-        "peak_memory_bytes": finite_or_none(timing.peak_bytes),
-        "max_abs_error": finite_or_none(timing.max_abs_error),
-        "modes": [{"us": finite_or_none(mode.us), "share": finite_or_none(mode.share)} for mode in timing.modes],
-        "fault": timing.group.fault,
-        "skipped": timing.skipped,
-    }
-
-
 def _contrast(one: Contrast) -> dict[str, Any]:
-    return {
-        "subject": one.subject,
-        "baseline": one.baseline,
-        "blocks": one.paired.blocks,
-        "ratio": interval_limits(one.ratio),
-        "p": finite_or_none(one.p),
-        "effect": finite_or_none(one.paired.test.effect),
-        "order_shift": finite_or_none(one.order_shift),
-        **_noise(one.noise),
-        "verdict": one.verdict.value,
-        "doubt": one.doubt,
-        "elsewhere": finite_or_none(one.elsewhere),
-    }
+    before = pick(one, "subject baseline blocks=paired.blocks ratio p effect=paired.test.effect order_shift")
+    return before | _noise(one.noise) | pick(one, "verdict doubt elsewhere")
 
 
 def _noise(noise: Noise | None) -> dict[str, Any]:
-    return {
-        "noise": finite_or_none(noise.floor) if noise else None,
-        "noise_source": noise.source.value if noise else None,
-    }
+    return {"noise": None, "noise_source": None} if noise is None else pick(noise, "noise=floor noise_source=source")
 
 
 COLUMNS = (
@@ -249,45 +204,23 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
         "reasons": list(comparison.comparable.reasons),
         "relative_to": comparison.relative_to or None,
         "headline": comparison.headline(),
-        "lost": [
-            {
-                "case_id": one.case_id,
-                **setting_of(one.setting),
-                "implementation": one.implementation,
-                "reason": one.reason,
-            }
-            for one in comparison.lost
-        ],
+        "lost": [_placed(one, "implementation reason") for one in comparison.lost],
         "changes": [_change(one) for one in comparison.changes],
         "energy": [
-            {
-                "case_id": one.case_id,
-                **setting_of(one.setting),
-                "implementation": one.implementation,
-                "joules_before": one.before,
-                "joules_after": one.after,
-                "ratio": one.ratio,
-            }
-            for one in comparison.energy
+            _placed(one, "implementation joules_before=before joules_after=after ratio") for one in comparison.energy
         ],
     }
+
+
+def _placed(one: Any, names: str) -> dict[str, Any]:
+    """Where it was measured, and these attributes."""
+    return {"case_id": one.case_id, **setting_of(one.setting), **pick(one, names)}
 
 
 def _change(one: Change) -> dict[str, Any]:
-    return {
-        "case_id": one.case_id,
-        **setting_of(one.setting),
-        "implementation": one.implementation,
-        "relative_to": one.relative_to or None,
-        "before": interval_limits(one.before),
-        "after": interval_limits(one.after),
-        "ratio": interval_limits(one.ratio),
-        "p": finite_or_none(one.p),
-        **_noise(one.noise),
-        "spread": finite_or_none(one.spread),
-        "verdict": one.verdict.value,
-        "doubt": one.doubt,
-    }
+    """`relative_to` is null where times are compared."""
+    made = _placed(one, "implementation relative_to before after ratio p") | _noise(one.noise)
+    return made | {"relative_to": one.relative_to or None} | pick(one, "spread verdict doubt")
 
 
 def history_document(
@@ -310,10 +243,7 @@ def _point(one: HistoryPoint) -> dict[str, Any]:
     return {
         "run_id": one.reading.run_id,
         **{key: fingerprint.get(key) for key in keys},
-        "value": interval_limits(one.reading.value),
-        "ratio": interval_limits(one.ratio) if one.ratio is not None else None,
+        **pick(one, "value=reading.value ratio"),
         **_noise(one.reading.noise),
-        "change": one.change.value if one.change is not None else None,
-        "doubt": one.doubt,
-        "split": list(one.split),
+        **pick(one, "change doubt split"),
     }
