@@ -464,7 +464,8 @@ class Engine:
             return False
         cost = max(cost, metered)
         key, last_attempt = hold_key(self.run_id, run.generation), max((vm.attempt for vm in run.vms), default=0)
-        if run.is_unlaunched and self.world.ledger.read().runs.get(key) is not None:
+        hold = self.world.ledger.read().runs.get(key) if run.is_unlaunched else None
+        if hold is not None and hold.settled_usd is None:
             raise NotFound(
                 f"the events of the clients of {self.run_id} are gone, so its hold is not settled by what machines say",
                 hint="`bench reap --yes` deletes its machines and settles it after its last deadline",

@@ -190,3 +190,4 @@ def test_no_machine_settles_a_run_whose_clients_events_are_gone(home: Path) -> N
         reconcile_holds(stage.world())
         assert stage.billed() <= stage.ledger().runs[RUN].spent
         assert stage.ledger().runs[RUN].settled_usd is not None
+        assert Engine(stage.world(), RUN).follow().over, "its hold is settled, so no client gives up"
