@@ -152,7 +152,7 @@ PROGRAMS = {
     "host/runs.py launch_steward": "the host's own",
     "host/supervisor.py Steward.run_to_its_end": "the host's own",
     "host/machine.py run_command": "the host's own: constants",
-    "batch/task.py DoctorTask.measured": "the machine's own: constants, and a folder that it made",
+    "batch/task.py DoctorTask.run_bootstrap": "the machine's own: constants, and a folder that it made",
 }
 """Every place that starts a program, and what its arguments are."""
 TYPED = {
