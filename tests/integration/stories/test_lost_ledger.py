@@ -44,7 +44,7 @@ def test_a_ledger_that_knows_nothing_of_the_buckets_runs_is_refused(home: Path, 
 
 def test_a_machine_that_says_it_held_money_makes_no_ledger_missing(home: Path) -> None:
     with staged(home, good_vm()) as stage:
-        name = f"runs/{RUN}/events/20261121T040000.000000Z-vm-1-deadbeef-000007-budget_held.json"
+        name = f"runs/{NEXT}/events/20261121T040000.000000Z-vm-1-deadbeef-000007-budget_held.json"
         stage.world().bucket.replace(name, b'{"kind": "budget_held"}', generation=None)
         assert stage.world().ledger.read().empty
         assert stage.begin(stage.world()).follow().phase is Phase.SUCCEEDED
