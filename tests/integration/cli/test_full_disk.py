@@ -38,8 +38,9 @@ runpy.run_module("orchestrator.cli", run_name="__main__")
 
 @pytest.mark.parametrize("command", [["status"], ["plan", "--gpu", "cpu"], ["costs", "add", "1.50", "--note", "x"]])
 def test_where_nothing_can_be_kept_that_is_said_in_two_lines(command: list[str], tmp_path: Path) -> None:
-    """A limit on the size of files stands for a disk without room."""
-    environment = {**os.environ, "BENCH_HOME": str(tmp_path)}
+    """A limit on the size of files stands for a disk without room, in which no coverage can be written either."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
+    environment = {**kept, "BENCH_HOME": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-c", LIMITED, *command], capture_output=True, text=True, check=False, env=environment
     )
