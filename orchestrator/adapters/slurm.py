@@ -43,8 +43,8 @@ from orchestrator.core.host_answers import Spooled, sort_spool
 from orchestrator.core.names import FleetId, JobName, job_name
 from orchestrator.core.text import clean_line, log_text
 from orchestrator.ports import Bucket, Clock, FleetDriver, HostShell
+from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS
-from orchestrator.store.index import Copies
 
 # Copies to the bucket what the children of a fleet keep on a cluster, many files in one archive.
 

@@ -218,8 +218,9 @@ class SessionDesk:
                 hint="`bench status` lists the sessions; without --attach a new one begins",
             )
         self.live = live
+        began_at = live.engine.look().created_at
         for number in range(1, live.find_candidates() + 1):
-            self._added(self._judged(len(self.lines) + 1, number, live, live.engine.look().created_at))
+            self._added(self._judged(len(self.lines) + 1, number, live, began_at))
 
     def parse_source(self, base: Candidate, text: bytes) -> Candidate:
         """The candidate with this text as its workload's file. Raises `ConfigError` for a workload of several files."""

@@ -11,7 +11,7 @@ from orchestrator.api.finding import find_run
 from orchestrator.api.results import report_of
 from orchestrator.cli.options import Json, RunName, options
 from orchestrator.cli.screen import Columns
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.baselines import Baseline, Older, checked_name, place_baseline, plain_entries, remove_devices
 from orchestrator.core.errors import ConfigError, NotFound
 from orchestrator.core.naming import cases_prefix
@@ -68,7 +68,7 @@ def set_(
             f"{name} on {new.device} is already {stored.there.run_id}, which is newer than {run_id}",
             hint="--back sets the older run anyway",
         )
-    answer(
+    print_answer(
         {"schema": 1, "name": name, **_document(new)}, f"{name} on {new.device} is {run_id}{_commit(new)}", json=json
     )
 
@@ -81,7 +81,9 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     rows = [(name, one.device, one.run_id, _commit(one).strip(" ()"), one.set_by) for name, one in entries]
     table = Columns("name", "device", "run", "commit", "set by", rows=rows, droppable=("commit", "set by"))
     document = {"schema": 1, "baselines": [{"name": name, **_document(one)} for name, one in entries]}
-    answer(document, table if rows else "there are no baselines; `bench baseline set main RUN` makes one", json=json)
+    print_answer(
+        document, table if rows else "there are no baselines; `bench baseline set main RUN` makes one", json=json
+    )
 
 
 @app.command("show")
@@ -93,7 +95,7 @@ def show(ctx: typer.Context, name: Name, device: Device = "", json: Json = False
     for one in chosen.values():
         lines.append(f"{name} on {one.device}: {one.run_id}{_commit(one)}, set {one.set_at} by {one.set_by}")
         lines += [f"  {key.replace('_', ' ')}: {value}" for key, value in one.fingerprint.items()]
-    answer({"schema": 1, "name": name, "baselines": [*map(_document, chosen.values())]}, *lines, json=json)
+    print_answer({"schema": 1, "name": name, "baselines": [*map(_document, chosen.values())]}, *lines, json=json)
 
 
 @app.command("rm")
@@ -114,7 +116,7 @@ def rm(
         store.update(name, lambda there: remove_devices(there, frozenset(gone)))
     lines = [f"removed {name} on {one.device}; its run {one.run_id} stays" for one in gone.values()]
     removed = {"schema": 1, "name": name, "removed": [_document(one) for one in gone.values()]}
-    answer(removed, *lines, *([f"{name} is now empty"] if broken else []), json=json)
+    print_answer(removed, *lines, *([f"{name} is now empty"] if broken else []), json=json)
 
 
 def _chosen(there: dict[str, Baseline], name: str, device: str) -> dict[str, Baseline]:

@@ -11,7 +11,7 @@ from orchestrator.cli.choices import Gpu, Overrides
 from orchestrator.cli.money_view import budget_document, budget_view, caps_document, caps_line
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import WINDOWS, Ledger, SharedCaps, set_caps
 from orchestrator.core.ledger.unlisted import parse_dollars
@@ -41,7 +41,7 @@ def budget(
     ledger, now, caps = wiring.ledger.read(), wiring.clock.now(), chosen.budget.caps()
     practice = wiring.mode.simulated
     simulated = [f"machines of the embedded cloud, {SIMULATED}"] if practice else []
-    answer(
+    print_answer(
         lambda: budget_document(ledger, caps, now, name, practice=practice),
         budget_view(ledger, caps, now, name, practice=practice),
         *simulated,
@@ -70,7 +70,7 @@ def set_for_all(
         return set_caps(ledger, SharedCaps.model_validate(there | amounts | {"by": by, "at": now}))
 
     ledger = wiring.accounts().change(change)
-    answer({"schema": 1, "caps": caps_document(ledger)}, caps_line(ledger), json=json)
+    print_answer({"schema": 1, "caps": caps_document(ledger)}, caps_line(ledger), json=json)
 
 
 @app.command("rebuild")
@@ -86,4 +86,4 @@ def rebuild_ledger(ctx: typer.Context, json: Json = False) -> None:
         else []
     )
     document = {"schema": 1, "added": list(done.added), "put_aside": done.kept_as}
-    answer(document, *aside, added, *lost, json=json)
+    print_answer(document, *aside, added, *lost, json=json)

@@ -9,7 +9,7 @@ import typer
 from orchestrator.api.finding import find_run
 from orchestrator.api.results import read_report
 from orchestrator.cli.options import Json, RunOrFolder, options
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import NotFound
 from orchestrator.core.host_answers import RUN_FILES
 from orchestrator.core.naming import cases_prefix
@@ -31,4 +31,4 @@ def cases(
         case_ids = sorted(case.removesuffix(".csv") for case in stored)
     if not case_ids and not json:
         raise NotFound(f"run {name} has measured no case yet", hint=f"`bench status {name}` shows its progress")
-    answer({"schema": 1, "run_id": name, "cases": case_ids}, *case_ids, json=json)
+    print_answer({"schema": 1, "run_id": name, "cases": case_ids}, *case_ids, json=json)

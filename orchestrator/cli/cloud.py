@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.options import Json, options
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import ConfigError, NotFound, Unavailable
 from orchestrator.core.text import count
 from orchestrator.wiring import (
@@ -62,7 +62,7 @@ def start(ctx: typer.Context, json: Json = False) -> None:
     # The token is for programs that may read its file, not for what collects output.
     document = {"schema": 1, **{key: value for key, value in asdict(address).items() if key != "token"}}
     where = f"compute {address.compute}, storage {address.storage}, bucket {address.bucket}"
-    answer(document, f"the embedded cloud is running: {where}", json=json)
+    print_answer(document, f"the embedded cloud is running: {where}", json=json)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def stop(json: Json = False) -> None:
     except CloudUnavailable as exc:
         raise Unavailable(str(exc), hint=f"kill -9 $(cut -d' ' -f1 {_home() / 'daemon.lock'})") from exc
     now = "is stopped" if stopped else "was not running"
-    answer({"schema": 1, "stopped": stopped}, f"the embedded cloud {now}", json=json)
+    print_answer({"schema": 1, "stopped": stopped}, f"the embedded cloud {now}", json=json)
 
 
 @app.command()
@@ -91,7 +91,7 @@ def status(json: Json = False) -> None:
         device, alive = cloud_state.get("device", {}), count(len(lines), "VM")
         lines.append(f"{alive} alive, running on this machine's {device.get('gpu') or device.get('cpu')}")
         lines.append("prices are simulated: nothing is paid")
-    answer({"schema": 1, "running": address is not None, **cloud_state}, *lines, json=json)
+    print_answer({"schema": 1, "running": address is not None, **cloud_state}, *lines, json=json)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def bill(ctx: typer.Context, json: Json = False) -> None:
         f"{row['vm']}  {row['zone']}  {row['seconds']} s  ${row['usd']}  {row['ended_by'] or 'alive'}"
         for row in bill_document["rows"]
     ]
-    answer(
+    print_answer(
         {"schema": 1, **bill_document},
         *rows,
         f"{count(len(rows), 'VM')}, ${bill_document['usd']} (simulated: nothing is paid)",
@@ -130,7 +130,7 @@ def weather(
         )
     weather_document = _ask(address, "/control/weather", body)
     faults = weather_document["faults"]
-    answer({"schema": 1, **weather_document}, *map(format_fault, faults), count(len(faults), "fault"), json=json)
+    print_answer({"schema": 1, **weather_document}, *map(format_fault, faults), count(len(faults), "fault"), json=json)
 
 
 def format_fault(fault: dict[str, Any]) -> str:
@@ -170,4 +170,4 @@ def preempt(
             hint="`bench launch --gpu cpu` starts it and a VM",
         )
     preempted = _ask(address, "/control/preempt", {"name": name, "notice_s": notice_s})
-    answer({"schema": 1, **preempted}, f"preempting {name}", json=json)
+    print_answer({"schema": 1, **preempted}, f"preempting {name}", json=json)

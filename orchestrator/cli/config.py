@@ -11,7 +11,7 @@ import yaml
 from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
 from orchestrator.cli.options import Json, known_configs
 from orchestrator.cli.screen import Columns
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import emit_json, print_answer
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError
 from orchestrator.runs.planning import LaunchOptions
@@ -29,7 +29,7 @@ def names() -> list[str]:
 def list_(json: Json = False) -> None:
     """List the configurations that come with the tool."""
     entries = [{"name": name, "path": str(configs_folder() / f"{name}.yaml")} for name in names()]
-    answer({"schema": 1, "configs": entries}, *names(), json=json)
+    print_answer({"schema": 1, "configs": entries}, *names(), json=json)
 
 
 @app.command("show")
@@ -66,4 +66,4 @@ def keys(json: Json = False) -> None:
         for key, value in rows:
             table.add_row(key, to_yaml(value), ABOUT.get(key, ""))
     keys_document = [{"key": key, "default": value, "about": ABOUT.get(key, "")} for key, value in key_rows]
-    answer({"schema": 1, "keys": keys_document}, table, json=json)
+    print_answer({"schema": 1, "keys": keys_document}, table, json=json)

@@ -11,7 +11,7 @@ from orchestrator.cli.choices import agreed_to
 from orchestrator.cli.money_view import costs_document, costs_view
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.render import SIMULATED
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import add_cost, take_back
 from orchestrator.core.ledger.unlisted import is_due, is_large, parse_dollars
@@ -41,7 +41,7 @@ def costs(
     practice = wiring.mode.simulated
     now, simulated = wiring.clock.now(), [f"machines of the embedded cloud, {SIMULATED}"] if practice else []
     view = costs_view(ledger, now, practice=practice, last=last or PAGE)
-    answer(lambda: costs_document(ledger, now, practice=practice, last=last), view, *simulated, json=json)
+    print_answer(lambda: costs_document(ledger, now, practice=practice, last=last), view, *simulated, json=json)
 
 
 @app.command("add")
@@ -62,7 +62,7 @@ def add(
     now, entry = wiring.clock.now(), f"cost-{secrets.token_hex(4)}"
     accounts.change(lambda ledger: add_cost(ledger, category, amount, note, now, entry))
     document = {"schema": 1, "id": entry, "category": category, "usd": str(amount), "note": note}
-    answer(document, f"recorded ${amount} for {category}{f' ({note})' if note else ''}", json=json)
+    print_answer(document, f"recorded ${amount} for {category}{f' ({note})' if note else ''}", json=json)
 
 
 @app.command("rm")
@@ -85,4 +85,4 @@ def remove(
         )
     usd = after.costs[cost].usd
     document = {"schema": 1, "id": entry, "takes_back": cost, "usd": str(usd), "note": note}
-    answer(document, f"took back ${usd} ({cost})", json=json)
+    print_answer(document, f"took back ${usd} ({cost})", json=json)

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.cli.options import Json, RunName, options
-from orchestrator.cli.terminal import answer, hanging
+from orchestrator.cli.terminal import hanging, print_answer
 from orchestrator.core.run import diagnose as table
 from orchestrator.core.run.diagnose import RunDiagnosis
 from orchestrator.core.run.fold import Phase
@@ -49,7 +49,7 @@ def diagnose(
         "lines": list(diagnosis.lines),
     }
     lines = lines_of(run_id, state.phase.value.replace("_", " "), diagnosis)
-    answer(document, *(_folded(line) for line in lines), json=json)
+    print_answer(document, *(_folded(line) for line in lines), json=json)
 
 
 def _folded(line: str) -> str:

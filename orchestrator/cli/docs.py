@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from orchestrator.cli.options import Json
 from orchestrator.cli.screen import Columns, screen
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import emit_json, print_answer
 from orchestrator.core.errors import NotFound
 from orchestrator.wiring import docs_folder
 
@@ -62,4 +62,4 @@ def docs(
         return
     pages = {page: title_of(docs_folder() / f"{page}.md") for page in page_names() if "decisions/0" not in page}
     table = Columns("page", "about", rows=pages.items(), prose=("about",))
-    answer({"schema": 1, "pages": list(pages), "text": ""}, table, json=json)
+    print_answer({"schema": 1, "pages": list(pages), "text": ""}, table, json=json)

@@ -12,7 +12,7 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.options import Json, known_gpus, options
 from orchestrator.cli.render import ago
-from orchestrator.cli.terminal import answer, documents, note, raise_unread
+from orchestrator.cli.terminal import documents, note, print_answer, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
@@ -92,7 +92,7 @@ def build(
         wiring.load_clients(plan)
         with interrupts.deferred():
             record = build_image(world, order, wish, say=watch.say, watch=watch.show)
-    answer(
+    print_answer(
         lambda: documents.ImageBuilt.of(record, schema=1),
         f"{record.name}: {_size(record)}",
         f"it costs ${record.usd:.2f} until {record.expires_at:%Y-%m-%d}; then `bench reap --yes` deletes it",
@@ -161,7 +161,7 @@ def list_(ctx: typer.Context, json: Json = False) -> None:
     if not rows and not odd:
         shown = ["there are no images; `bench image build --gpu l4` makes one"]
     document = {"schema": 1, "images": rows, "left_out": dict(odd), "prices_simulated": wiring.mode == "embedded"}
-    answer(document, *shown, json=json)
+    print_answer(document, *shown, json=json)
     raise_unread(dict(odd), None)
 
 
@@ -196,7 +196,7 @@ def validate(ctx: typer.Context, image: Name, json: Json = False) -> None:
         lines.append(f"the next `bench launch --gpu {record.gpu}` uses and validates it")
     elif state != "valid":
         lines.append(f"launches use the base image; `bench image build --gpu {record.gpu}` makes a new one")
-    answer(lambda: documents.ImageJudged.of(record, schema=1, state=state, why=why), *lines, json=json)
+    print_answer(lambda: documents.ImageJudged.of(record, schema=1, state=state, why=why), *lines, json=json)
 
 
 @app.command("rm")
@@ -206,7 +206,7 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
     record = remove_image(wiring.world(), _found(wiring, image).name, _lines(wiring))
     assert record.gone_at is not None, "remove records it"
     cost = storage_usd(record.archive_bytes, (record.gone_at - record.created_at).total_seconds())
-    answer(
+    print_answer(
         lambda: documents.ImageGone.of(record, schema=1, cost_usd=cost),
         f"{record.name} is gone; it has cost ${cost:.4f}",
         json=json,

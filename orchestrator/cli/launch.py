@@ -19,7 +19,7 @@ from orchestrator.cli.driving import Driving, follow_to_end
 from orchestrator.cli.options import Json, group_options, known_runs, options
 from orchestrator.cli.plan import practice_words
 from orchestrator.cli.render import ending_lines
-from orchestrator.cli.terminal import answer, is_stdout_closed
+from orchestrator.cli.terminal import is_stdout_closed, print_answer
 from orchestrator.cli.watch import LiveView, watching
 from orchestrator.core.config.model import Alerts, Config
 from orchestrator.core.errors import BudgetExceeded, ConfigError, KernelIncorrect
@@ -252,7 +252,7 @@ def finish(wiring: Wiring, run: Run, *, json: bool) -> None:
     """Prints the answer of the run and the last lines of a launch, and sets its exit code."""
     now = wiring.clock.now()
     answered = not json and printed_answer(wiring, run)
-    answer(run_document(run, now), *ending_lines(run, now, answered=answered), json=json)
+    print_answer(run_document(run, now), *ending_lines(run, now, answered=answered), json=json)
     for line in ending_lines(run, now) if is_stdout_closed() else ():
         typer.echo(line, err=True)
     if answered and run.phase is Phase.INCORRECT and all(fact.cause == "kernel_wrong" for fact in run.diagnoses):

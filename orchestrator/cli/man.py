@@ -11,14 +11,14 @@ from orchestrator import __version__
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.lazy import describe_parameter, load
 from orchestrator.cli.options import Json
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import exit_codes
 
 
 def man(ctx: typer.Context, json: Json = False) -> None:
     """Print the manual page; to read it: bench man | man -l -"""
     text = page(ctx.find_root().command)
-    answer({"schema": 1, "format": "roff", "text": text}, text.rstrip("\n"), json=json)
+    print_answer({"schema": 1, "format": "roff", "text": text}, text.rstrip("\n"), json=json)
 
 
 def page(program: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms.reading import is_module_name
 from orchestrator.core.workload import template_text
@@ -48,4 +48,4 @@ def new(
         hint = "check your permissions on this folder, and that the disk is not full"
         raise LocalError(f"cannot write {path}: {exc.strerror}", hint=hint) from exc
     message = f"wrote {path}; next: bench launch {path}    or: bench launch {path} --gpu l4"
-    answer({"schema": 1, "path": str(path)}, message, json=json)
+    print_answer({"schema": 1, "path": str(path)}, message, json=json)

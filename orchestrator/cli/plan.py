@@ -13,7 +13,7 @@ from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.options import Json, group_options, options
 from orchestrator.cli.render import usd
 from orchestrator.cli.screen import Columns
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.config.model import BOTH
 from orchestrator.core.hosts import PROVISIONING
 from orchestrator.core.market.offers import provisioning_of
@@ -137,4 +137,4 @@ def plan(ctx: typer.Context, choice: ChoiceParam, terms: Terms, host: Hosts = No
     if json:
         wiring.say = lambda _: None
     made = wiring.plan(*wiring.configured(chosen))
-    answer(lambda: plan_document(made), plan_view(made, prices_of=wiring.price_book.usable().as_of), json=json)
+    print_answer(lambda: plan_document(made), plan_view(made, prices_of=wiring.price_book.usable().as_of), json=json)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.screen import Columns
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, PricedMachine, PriceSheet
@@ -61,7 +61,7 @@ def prices(
     )
     stale = held if age > STALE_DAYS else ""
     notes.append(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
-    answer(document, _table(rows), *notes, json=json)
+    print_answer(document, _table(rows), *notes, json=json)
 
 
 UNTRUSTED: Final = " (not a record: look it up before you rely on it)"

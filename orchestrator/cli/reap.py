@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.status import machine_line, price_of
-from orchestrator.cli.terminal import answer, documents, emit_json, hanging, note, raise_unread
+from orchestrator.cli.terminal import documents, emit_json, hanging, note, print_answer, raise_unread
 from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.images import PREFIX
 from orchestrator.core.text import clean_line, count
@@ -143,7 +143,7 @@ def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:
     )
     files = [str(path) for path in done.files]
     document = {"schema": 1, "files": files, "cron": done.cron, "active": done.active, "written": done.written}
-    answer(document, *(f"{'wrote' if done.written else 'would write'} {path}" for path in files), json=json)
+    print_answer(document, *(f"{'wrote' if done.written else 'would write'} {path}" for path in files), json=json)
     if json or not done.written:
         return
     if done.active:

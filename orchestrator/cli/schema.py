@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.documents import SHAPES, schema_of
 from orchestrator.cli.options import Json
-from orchestrator.cli.terminal import answer, emit_json
+from orchestrator.cli.terminal import emit_json, print_answer
 from orchestrator.core.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def schema(
     """
     name = " ".join(command or ())
     if not name:
-        answer({"title": "every command", "commands": list(SHAPES)}, *SHAPES, json=json)
+        print_answer({"title": "every command", "commands": list(SHAPES)}, *SHAPES, json=json)
         return
     if name not in SHAPES:
         raise ConfigError(f"schema not found: {name!r}", hint="`bench schema` lists them")

@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.options import Json, options
 from orchestrator.cli.site_build import STATE, Built, Source, build, source_of
-from orchestrator.cli.terminal import answer, note
+from orchestrator.cli.terminal import note, print_answer
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, serve_site, site_server
@@ -56,7 +56,7 @@ def site(
         where = f"gs://{wiring.bucket.name}/{publish}/index.html"
         lines.append(f"stored {count(published, 'new or changed page')}: {where}")
     index = str(out / "index.html")
-    answer(built.document(published=published, index=index), *lines, f"open {index}", json=json)
+    print_answer(built.document(published=published, index=index), *lines, f"open {index}", json=json)
 
 
 def _said(built: Built) -> str:
@@ -73,7 +73,7 @@ def _serve(wiring: Wiring, out: Path, port: int, publish: str, *, json: bool) ->
     with serve_site(out, port) as server:
         serving = f"serving {server.url} on this machine; pages reload as runs progress; Ctrl-C stops"
         try:  # before Ctrl-C is offered
-            answer(built.document(url=server.url), _said(built), serving, json=json)
+            print_answer(built.document(url=server.url), _said(built), serving, json=json)
             while True:
                 time.sleep(LIVE_S if built.live else QUIET_S)
                 built = _again(source, out, built)

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.cli.options import Json, RunName, options
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import ConfigError, LocalError, NotFound
 from orchestrator.core.hosts import is_host, parse_target, through_iap, to_host
 from orchestrator.core.names import ProjectId
@@ -37,7 +37,7 @@ def ssh(
     run_id = find_run(wiring, run)
     arguments = command_for(wiring, Engine(wiring.world(), run_id).look(), tuple(command or ()))
     if json or show:
-        answer({"schema": 1, "run_id": run_id, "command": list(arguments)}, shlex.join(arguments), json=json)
+        print_answer({"schema": 1, "run_id": run_id, "command": list(arguments)}, shlex.join(arguments), json=json)
         return
     if not is_installed(arguments[0]):
         typer.echo(shlex.join(arguments))

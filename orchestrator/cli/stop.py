@@ -6,7 +6,7 @@ import typer
 
 from orchestrator.api.finding import find_run
 from orchestrator.cli.options import Json, RunName, options
-from orchestrator.cli.terminal import answer, note
+from orchestrator.cli.terminal import note, print_answer
 from orchestrator.core.errors import DocumentUnreadable, Unavailable
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import run_document
@@ -55,4 +55,4 @@ def stop(
     now, was = wiring.clock.now(), "was already over" if already else "is stopped"
     cases = f"{state.cases_done} of {count(state.cases_total, 'case')}"
     message = f"run {run_id} {was}: {state.phase.value}, ${state.cost(now):.4f}, {cases}"
-    answer(run_document(state, now), message, json=json)
+    print_answer(run_document(state, now), message, json=json)

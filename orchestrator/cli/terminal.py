@@ -180,7 +180,7 @@ def to_plain(value: Any) -> Any:
     return value.model_dump(by_alias=True, exclude_unset=True) if hasattr(value, "model_dump") else str(value)
 
 
-def answer(document: Any, *parts: str | RenderableType, json: bool) -> None:
+def print_answer(document: Any, *parts: str | RenderableType, json: bool) -> None:
     """Prints the document if JSON was asked for, otherwise the parts: lines, and what a screen prints. A function makes
     its document only then."""
     if json:

@@ -24,7 +24,7 @@ from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk, own_file, parse_usd
-from orchestrator.cli.terminal import answer
+from orchestrator.cli.terminal import print_answer
 from orchestrator.core.candidates import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.text import count, os_error_text
@@ -79,7 +79,7 @@ def tune(
             write_best(path, space, values)
         applied = values if search_terms.apply else {}
         nothing = Tuning((), None, ())
-        answer(tuning_document("", nothing, applied, values), f"remembered: {values_text(values)}", json=json)
+        print_answer(tuning_document("", nothing, applied, values), f"remembered: {values_text(values)}", json=json)
         return
     view.say(f"{path.name}: {count(len(space), 'combination')}, {search_terms.strategy}")
     minutes = search_terms.minutes
@@ -103,7 +103,7 @@ def tune(
     if applied:
         write_best(path, space, applied)
     session = "" if ended is None else f"session {ended.run_id}, ${ended.cost(desk.wiring.clock.now())}"
-    answer(tuning_document(session, made, applied), *ending_lines(made, applied, session), json=json)
+    print_answer(tuning_document(session, made, applied), *ending_lines(made, applied, session), json=json)
 
 
 def read_file(choice: ChoiceParam) -> tuple[Path, str, TuneSpace]:

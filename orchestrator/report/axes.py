@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from orchestrator.analysis.axes import Along, Line
 from orchestrator.core.text import count
-from orchestrator.report.document import pick
+from orchestrator.report.document import pick_fields
 from orchestrator.report.figures import RIGHT, SLIM, WIDTH
 from orchestrator.report.page import Figure, Part, Section, Text
 from orchestrator.report.style import Look, assign_looks
@@ -153,14 +153,14 @@ def _looks(lines: Sequence[Line], named: Mapping[Line, str]) -> dict[Line, Look]
 def axes_document(views: Sequence[Along]) -> list[dict[str, Any]]:
     """The data of the figures of all views, as JSON."""
     return [
-        pick(view, "axis values")
+        pick_fields(view, "axis values")
         | {"fixed": dict(view.fixed)}
-        | pick(view, "timed same_cases=alike")
+        | pick_fields(view, "timed same_cases=alike")
         | {"lines": [_line(line) for line in view.lines]}
         for view in views
     ]
 
 
 def _line(line: Line) -> dict[str, Any]:
-    points = [pick(point, "value median_us=time_us cases") for point in line.points]
-    return pick(line, "device implementation") | {"points": points}
+    points = [pick_fields(point, "value median_us=time_us cases") for point in line.points]
+    return pick_fields(line, "device implementation") | {"points": points}

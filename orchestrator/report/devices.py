@@ -10,7 +10,7 @@ from orchestrator.analysis.across import floor_of
 from orchestrator.analysis.devices import Against, Column, Devices, Row, Time
 from orchestrator.analysis.study import Study
 from orchestrator.core.results import is_control
-from orchestrator.report.document import pick, setting_of
+from orchestrator.report.document import pick_fields, setting_of
 from orchestrator.report.markdown import markdown_cell, table_line
 from orchestrator.report.page import Cell, PageTable, Part, Section, Text, Word
 from orchestrator.report.report import Report
@@ -191,7 +191,7 @@ def devices_document(found: Devices) -> dict[str, Any]:
     """The comparison as JSON. Unknown values are null."""
     return {
         "schema": 1,
-        "devices": [pick(one, COLUMN) for one in found.columns],
+        "devices": [pick_fields(one, COLUMN) for one in found.columns],
         "rows": [
             {
                 "case_id": row.case_id,
@@ -199,7 +199,7 @@ def devices_document(found: Devices) -> dict[str, Any]:
                 "implementation": row.implementation,
                 "fastest": found.columns[row.fastest].name if row.fastest is not None else None,
                 "most_for_a_dollar": found.columns[row.cheapest].name if row.cheapest is not None else None,
-                "cells": [None if cell is None else pick(cell, CELL) for cell in row.cells],
+                "cells": [None if cell is None else pick_fields(cell, CELL) for cell in row.cells],
             }
             for row in found.rows
         ],

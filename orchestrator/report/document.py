@@ -25,21 +25,21 @@ from orchestrator.report.comparing import Comparison
 from orchestrator.report.report import Report
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it: a word by its value, an object by its fields; a number that JSON cannot hold is null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+    return [json_value(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def pick(source: object, names: str) -> dict[str, Any]:
+def pick_fields(source: object, names: str) -> dict[str, Any]:
     """Attributes of an object as JSON, in this order: `p`, or `effect=paired.test.effect` under another name."""
     pairs = [(name, path or name) for name, _, path in (word.partition("=") for word in names.split())]
-    return {name: plain(attrgetter(path)(source)) for name, path in pairs}
+    return {name: json_value(attrgetter(path)(source)) for name, path in pairs}
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def report_document(report: Report) -> dict[str, Any]:
     study = report.study
     return {
         "schema": 2,
-        **pick(study, "run_id device"),
+        **pick_fields(study, "run_id device"),
         "settings": [setting_of(one) | {"meaning": one.meaning} for one in study.settings],
-        **pick(study, "subject kernels baselines measurements"),
-        **pick(report, "cases_planned=planned cost_usd prices_simulated=simulated usd_per_answer"),
+        **pick_fields(study, "subject kernels baselines measurements"),
+        **pick_fields(report, "cases_planned=planned cost_usd prices_simulated=simulated usd_per_answer"),
         "answers": study.answers,
         "energy": [
             {**setting_of(one.setting), "cases": one.cases, "joules_per_call": one.joules}
@@ -69,7 +69,7 @@ def report_document(report: Report) -> dict[str, Any]:
             for one in fast_p(study)
         ],
         "failures": [
-            pick(one, "implementation kind cases")
+            pick_fields(one, "implementation kind cases")
             | {"reasons": {reason: list(cases) for reason, cases in one.reasons.items()}}
             for one in failures(study)
         ],
@@ -84,11 +84,11 @@ def _case(case: Case) -> dict[str, Any]:
     return {
         "case_id": case.case_id,
         **setting_of(case.setting),
-        "timings": [pick(timing, TIMING) for timing in case.timings],
+        "timings": [pick_fields(timing, TIMING) for timing in case.timings],
         "contrasts": [_contrast(one) for one in case.contrasts],
         "between_kernels": [_contrast(one) for one in case.beside],
         "places": {rank.implementation: [rank.first, rank.last] for rank in case.ranks},
-        "controls": [pick(one, "implementation ratio p=paired.test.p verdict") for one in case.controls],
+        "controls": [pick_fields(one, "implementation ratio p=paired.test.p verdict") for one in case.controls],
     }
 
 
@@ -104,12 +104,16 @@ def setting_of(setting: Setting) -> dict[str, Any]:
 
 
 def _contrast(one: Contrast) -> dict[str, Any]:
-    before = pick(one, "subject baseline blocks=paired.blocks ratio p effect=paired.test.effect order_shift")
-    return before | _noise(one.noise) | pick(one, "verdict doubt elsewhere")
+    before = pick_fields(one, "subject baseline blocks=paired.blocks ratio p effect=paired.test.effect order_shift")
+    return before | _noise(one.noise) | pick_fields(one, "verdict doubt elsewhere")
 
 
 def _noise(noise: Noise | None) -> dict[str, Any]:
-    return {"noise": None, "noise_source": None} if noise is None else pick(noise, "noise=floor noise_source=source")
+    return (
+        {"noise": None, "noise_source": None}
+        if noise is None
+        else pick_fields(noise, "noise=floor noise_source=source")
+    )
 
 
 COLUMNS = (
@@ -214,13 +218,13 @@ def changes_document(comparison: Comparison) -> dict[str, Any]:
 
 def _placed(one: Any, names: str) -> dict[str, Any]:
     """Where it was measured, and these attributes."""
-    return {"case_id": one.case_id, **setting_of(one.setting), **pick(one, names)}
+    return {"case_id": one.case_id, **setting_of(one.setting), **pick_fields(one, names)}
 
 
 def _change(one: Change) -> dict[str, Any]:
     """`relative_to` is null where times are compared."""
     made = _placed(one, "implementation relative_to before after ratio p") | _noise(one.noise)
-    return made | {"relative_to": one.relative_to or None} | pick(one, "spread verdict doubt")
+    return made | {"relative_to": one.relative_to or None} | pick_fields(one, "spread verdict doubt")
 
 
 def history_document(
@@ -243,7 +247,7 @@ def _point(one: HistoryPoint) -> dict[str, Any]:
     return {
         "run_id": one.reading.run_id,
         **{key: fingerprint.get(key) for key in keys},
-        **pick(one, "value=reading.value ratio"),
+        **pick_fields(one, "value=reading.value ratio"),
         **_noise(one.reading.noise),
-        **pick(one, "change doubt split"),
+        **pick_fields(one, "change doubt split"),
     }

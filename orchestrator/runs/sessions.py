@@ -86,7 +86,7 @@ class LiveSession:
 
     def is_open(self) -> bool:
         """Whether its machine may still take candidates, after one turn of the engine."""
-        return not is_done(self._turn(TURN_S)) and self.engine.look().current.finished is None
+        return not is_done(self._turn()) and self.engine.look().current.finished is None
 
     def submit(self, candidate: Candidate) -> int:
         """Stores a candidate, and returns its number. Raises `BudgetExceeded` if the time that the hold pays for does
@@ -121,8 +121,7 @@ class LiveSession:
         if it was submitted before, than the time `since` then: the machine may say any number of seconds."""
         begun = self.world.clock.now().timestamp()
         while True:
-            on_host = (vm := self.engine.look().vm) is not None and is_host(vm.zone)
-            run = self._turn(0.0 if on_host else TURN_S)
+            run = self._turn(waits=True)
             verdict = self.verdict(number)
             if verdict is not None:
                 now = self.world.clock.now().timestamp()
@@ -161,11 +160,12 @@ class LiveSession:
         self.engine.request_stop(self.user, "the session is over")
         return self.engine.follow(trouble=self.trouble)
 
-    def _turn(self, every_s: float) -> Run:
-        """One turn of the engine, unless the last one is that recent. A service that is away for a moment is reported,
-        and the next turn tries again."""
+    def _turn(self, *, waits: bool = False) -> Run:
+        """One turn of the engine, unless the last one is recent; to whoever `waits`, each turn on a host brings
+        verdicts. A service that is away for a moment is reported, and the next turn tries again."""
         now, run = self.world.clock.now().timestamp(), self.engine.look()
-        if now < self.turned_at + every_s:
+        brings_verdicts = waits and run.vm is not None and is_host(run.vm.zone)
+        if now < self.turned_at + TURN_S and not brings_verdicts:
             return run
         self.turned_at = now
         try:

@@ -39,6 +39,7 @@ from orchestrator.core.market.machines import (
 )
 from orchestrator.core.names import MachineName, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
+from orchestrator.core.run.decide import QUEUED
 from orchestrator.ports import Clock
 
 LATE_S = (10.0, 20.0, 30.0)
@@ -181,7 +182,7 @@ class GoogleCloud(GoogleMarket):
         def waits() -> bool:
             """Whether the machine is in the queue. The operation of its insert may stay open until it leaves."""
             found = self.instance(request.zone, request.name) if request.queue_s else None
-            queue[:] = [found] if found is not None and found.status == "PENDING" else []
+            queue[:] = [found] if found is not None and found.status == QUEUED else []
             return bool(queue)
 
         try:

@@ -8,13 +8,13 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.machines import InstanceRequest
 from orchestrator.core.market.offers import FLEX_START
+from orchestrator.core.run.decide import LONGEST_QUEUE_S, SHORTEST_QUEUE_S
 
 MIN_RUN_S: Final = 30
 MAX_RUN_S: Final = 120 * 86_400
 """What Google accepts as `maxRunDuration`."""
 MAX_FLEX_S: Final = 7 * 86_400
-QUEUE_S: Final = (90, 7200)
-"""What Google accepts as `maxRunDuration` and as `requestValidForDuration` of a flex-start machine that is to wait."""
+"""What Google accepts as `maxRunDuration` of a flex-start machine."""
 MAX_VALUE_BYTES: Final = 262_144
 MAX_METADATA_BYTES: Final = 512_000
 """Limits on one metadata value, and on all keys and values together."""
@@ -101,10 +101,10 @@ def check_request(request: InstanceRequest) -> None:
             hint="choose --set machine.provisioning=spot, flex-start or standard",
         )
     queue_s, flexible = request.queue_s, request.provisioning == FLEX_START
-    if flexible and (request.max_run_s > MAX_FLEX_S or not QUEUE_S[0] <= queue_s <= QUEUE_S[1]):
+    if flexible and (request.max_run_s > MAX_FLEX_S or not SHORTEST_QUEUE_S <= queue_s <= LONGEST_QUEUE_S):
         raise ConfigError(
             f"a flex-start machine cannot wait {queue_s} s to run {request.max_run_s} s; Google lets it wait"
-            f" {QUEUE_S[0]} to {QUEUE_S[1]} s, and run {MAX_FLEX_S} s at most",
+            f" {SHORTEST_QUEUE_S} to {LONGEST_QUEUE_S} s, and run {MAX_FLEX_S} s at most",
             hint="--set run.max_minutes=10080 is the most",
         )
     if queue_s and not flexible:

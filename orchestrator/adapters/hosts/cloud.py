@@ -51,8 +51,8 @@ from orchestrator.core.market.offers import Offer, ZoneAdvice
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, SESSION_LABEL, candidates_prefix, cases_prefix, verdict_object
 from orchestrator.ports import PAYLOAD_BYTES, Bucket, Clock, Cloud, Market, RemoteShell
+from orchestrator.store.copies import Copies
 from orchestrator.store.documents import ATTEMPTS, update_host
-from orchestrator.store.index import Copies
 
 # Copies what waits in a host's spool to the bucket, with the client's rights: only what the run may store.
 

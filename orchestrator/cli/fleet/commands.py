@@ -32,7 +32,7 @@ from orchestrator.cli.fleet.view import (
     seen_lines,
 )
 from orchestrator.cli.options import Json, group_options, known_gpus, options
-from orchestrator.cli.terminal import answer, emit_json, hanging, is_stdout_closed
+from orchestrator.cli.terminal import emit_json, hanging, is_stdout_closed, print_answer
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.slurm import waiting_reason
@@ -204,7 +204,7 @@ def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     except BenchError:
         pass  # a plan needs no cluster
     quotas = [quota_table(fleet_plan.quotas)] if fleet_plan.quotas else []
-    answer(fleet_plan.document, jobs_table(fleet_plan), *plan_lines(fleet_plan), *quotas, json=json)
+    print_answer(fleet_plan.document, jobs_table(fleet_plan), *plan_lines(fleet_plan), *quotas, json=json)
 
 
 def child_seconds(wiring: Wiring, found: FleetPlan) -> int:
@@ -261,7 +261,7 @@ def ls(ctx: typer.Context, json: Json = False) -> None:
     remember_fleets(wiring.home, [fleet for fleet, _ in rows])
     nothing = "there are no fleets yet: `bench fleet launch --gpu l4,t4` makes one"
     document = {"schema": 1, "fleets": [{"fleet": fleet, **line} for fleet, line in rows]}
-    answer(document, fleets_table(rows) if rows else nothing, json=json)
+    print_answer(document, fleets_table(rows) if rows else nothing, json=json)
 
 
 @app.command("stop")
@@ -320,7 +320,7 @@ def fetch(
     fetched_fleet = fetch_fleet(desk, into, None if runs else ())
     rows, files = count(fetched_fleet.rows, "row"), count(fetched_fleet.downloaded, "file")
     fetched = f"{count(fetched_fleet.children, 'child', 'children')}, {rows}, {files} fetched"
-    answer(fetched_fleet.document, fetched, f"wrote {fetched_fleet.folder}", json=json)
+    print_answer(fetched_fleet.document, fetched, f"wrote {fetched_fleet.folder}", json=json)
 
 
 @app.command("report")
@@ -333,7 +333,7 @@ def report(
     """Write one report of all GPUs: times, cost per answer, speed per dollar."""
     desk = _desk(ctx, fleet, json=json)
     written, fleet_document = report_fleet(desk, into)
-    answer(
+    print_answer(
         {**fleet_document, "files": [str(path) for path in written]}, *(f"wrote {path}" for path in written), json=json
     )
 
@@ -347,7 +347,7 @@ def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> 
         for row in document.gpus
     ]
     about = ["prices of the embedded cloud are simulated: no dollar was spent"] if document.prices_simulated else []
-    answer(document, *rows, f"total ${document.cost_usd}; held ${document.held_usd}", *about, json=json)
+    print_answer(document, *rows, f"total ${document.cost_usd}; held ${document.held_usd}", *about, json=json)
 
 
 def _dollars(text: str) -> Decimal:
@@ -437,4 +437,4 @@ def _end(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
 def _show(desk: Desk, seen: FleetSighting, *, json: bool) -> None:
     lines = map(hanging, seen_lines(desk.record, seen))
     tables = [gpus_table(seen.state), *filter(None, [odd_table(seen.state)])]
-    answer(lambda: document(desk.record, seen), *lines, *tables, json=json)
+    print_answer(lambda: document(desk.record, seen), *lines, *tables, json=json)

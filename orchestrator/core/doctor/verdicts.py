@@ -125,9 +125,6 @@ def error_verdict(answer: RestAnswer, project: str, api: str, grant: str) -> Che
     return fail_verdict(f"{api} refused the request: {answer.message}", grant)
 
 
-# What is checked: a project, its bucket, and the machines that would be requested there.
-
-
 # The identity behind the credentials in use, as far as it is known.
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.adapters.hosts.cloud import bring_home
 from orchestrator.core.errors import Unavailable
-from orchestrator.store.index import Copies
+from orchestrator.store.copies import Copies
 from tests.support.memory_bucket import MemoryBucket
 
 RUN = "20261121-040000-cpu-0001"
