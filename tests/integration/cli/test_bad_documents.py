@@ -208,7 +208,8 @@ def fleet_of(wiring: Wiring) -> None:
     FleetStore(wiring.bucket, wiring.clock, FLEET).create(record, expand_children(sweep, lambda _: ()))
 
 
-@pytest.mark.parametrize(("turn", "whole_fleet"), [(0, True), (1, True), (2, False), (3, False)])
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("whole_fleet", [True, False], ids=["a fleet that can be read", "no such fleet"])
 def test_no_command_that_came_later_falls_over_bad_objects(
     shop: tuple[Bench, Wiring], turn: int, whole_fleet: bool
 ) -> None:

@@ -23,7 +23,7 @@ TEXTS = {
     "a bomb of merges": (MERGES, "more than 100,000 values"),
     "what holds itself": ("a: &a [*a]\n", "more than 100,000 values"),
     "a deep list": ("a: " + "[" * 60 + "]" * 60, "nested more than 50 levels deep"),
-    "a bottomless list": ("a: " + "[" * 20_000, "nested more than 50 levels deep"),
+    "a bottomless list": ("a: " + "[" * 100_000, "nested more than 50 levels deep"),
     "bottomless keys": ("a: " + "{a: " * 30_000, "nested more than 50 levels deep"),
     "no text": ("a: \x00\x01", "not YAML"),
 }

@@ -119,10 +119,10 @@ def damage(wiring: Wiring, run: str, dice: random.Random) -> None:
     wiring.bucket.create(f"{artifacts_prefix(run)}log.txt", log, content_type="text/plain")
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module", params=range(2))
+def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A bucket with two runs that are over and one whose machine is gone, all three of hostile machines."""
-    home, dice = tmp_path_factory.mktemp("home"), random.Random(0)
+    home, dice = tmp_path_factory.mktemp("home"), random.Random(request.param)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("BENCH_HOME", str(home))
         environment.setenv("BENCH_USER", "ada")

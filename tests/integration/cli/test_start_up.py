@@ -175,17 +175,17 @@ def fill(wiring: Wiring, runs: int) -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_hundreds_of_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
+def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
     wiring = wire()
-    fill(wiring, 300)
+    fill(wiring, 1000)
     fresh = wire()
     lines = fresh.index.list_runs()
-    assert len(lines) == 300
+    assert len(lines) == 1000
     assert fresh.bucket.calls <= 3  # type: ignore[attr-defined]
     assert loaded_by("status") == STORAGE
     document = bench("status", "--json", "--limit", "1000").document
-    assert len(document["runs"]) == 300
-    assert "… and 280 older runs" in bench("status").out
+    assert len(document["runs"]) == 1000
+    assert "… and 980 older runs" in bench("status").out
 
 
 @pytest.mark.parametrize("during", ["typer", "orchestrator.cli.app", "yaml", "orchestrator.core.errors"])

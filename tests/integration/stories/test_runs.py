@@ -129,6 +129,14 @@ def test_a_preempted_run_says_so_and_keeps_what_was_measured(home: Path) -> None
         assert_over(stage, run)
 
 
+@pytest.mark.parametrize("at", [{"seconds": 1}, {"phase": "build"}], ids=["before its first word", "while it builds"])
+def test_a_machine_taken_back_without_notice_is_known_from_the_operations(stage: Stage, at: dict[str, object]) -> None:
+    weather(stage, {"fault": "preempt", "at": at, "notice_s": 0})
+    run = stage.launch()
+    assert run.phase is Phase.PREEMPTED
+    assert_over(stage, run)
+
+
 def test_a_machine_that_vanishes_without_a_trace_ends_the_run(stage: Stage) -> None:
     weather(stage, {"fault": "lost", "at": {"phase": "correctness"}})
     run = stage.launch()
