@@ -390,20 +390,21 @@ def _vanished(
 def _left_queue(vm: Vm, seen: Observation, now: datetime) -> RecordStockOut | RecordGone:
     """What became of a machine that waited in the cloud's queue and does not exist any more.
 
-    Its wait ended without capacity if its request failed, or if it vanished when the wait was to end. If it was deleted
-    moments after this client saw it wait, it never ran. Otherwise it may have run without anybody seeing it: then it
-    counts with all the time that it can have run.
+    Its wait ended without capacity if its request failed, or if this client saw it wait until moments before it
+    vanished, and the wait was to end then. If it was deleted moments after this client saw it wait, it never ran.
+    Otherwise it may have run without anybody seeing it, also if it was gone when the wait was to end, or without a
+    trace: then it counts with all the time that it can have run.
     """
     assert vm.queued_until is not None, "only a machine that was seen in the queue"
     failed = next((op.message for op in seen.operations if op.kind == "insert" and op.message), "")
     others = tuple(op for op in seen.operations if op.kind != "insert")
     ended, how = end_of(vm, others, None, now)
     left_at = min((moment for op in others if (moment := op.started_at or op.ended_at)), default=ended)
-    ended_in_time = how != "lost" and abs(ended - vm.queued_until) <= QUEUE_END
-    just_waited = seen.queued_at is not None and left_at - seen.queued_at <= START
-    if failed or ended_in_time or (how == "lost" and just_waited):
+    ended_in_time = abs(ended - vm.queued_until) <= QUEUE_END
+    just_waited = seen.queued_at is not None and left_at - seen.queued_at <= START and how in ("deleted", "lost")
+    if failed or (just_waited and ended_in_time):
         return RecordStockOut(vm, failed or "no capacity while its request was valid")
-    if just_waited:
+    if just_waited and how == "deleted":
         return RecordGone(vm, ended, how, None)
     ended = min(ended, vm.queued_until + _longest(vm))
     return RecordGone(vm, ended, how, max(vm.requested_at, ended - _longest(vm)))

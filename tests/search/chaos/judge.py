@@ -379,7 +379,8 @@ class Judge:
     def _requested_by_its_id(self, vm: EmbeddedVm) -> None:
         """The cloud has seen the request for a machine under that id too."""
         operation = self.cloud.fleet.operations.get(vm.zone, vm.insert_operation) or {}
-        kind = vm.admitted.machine.name, "SPOT" if vm.admitted.spot else "STANDARD"
+        model = "FLEX_START" if vm.admitted.flex else "SPOT" if vm.admitted.spot else "STANDARD"
+        kind = vm.admitted.machine.name, model
         self.of_a_request(vm.name, vm.zone, kind, operation.get("clientOperationId", ""))
 
     def of_a_survey(self, before: Iterable[str], listed: Iterable[str], neighbour: str, *, orphan: bool) -> None:
@@ -423,8 +424,10 @@ class Judge:
             hold(UNSETTLED, entry.settled is not None, f"{run_id} still holds ${entry.held}")
         spent = sum((entry.settled or Decimal(0) for entry in entries), Decimal(0))
         # A machine that vanished without a trace is charged up to the latest it can have lived, and one that was
-        # deleted before it ran, of which the operation log says the same as of one that ran for a second, the least.
-        unsure = not exact or any(row.ended_by == "lost" or row.started_at is None for row in rows)
+        # deleted before it ran, of which the operation log says the same as of one that ran for a second, the least. No
+        # log says when a flex-start machine began to run: one that nobody saw is charged as long as it can have run.
+        flexible = any(row.provisioning == "flex_start" for row in rows)
+        unsure = not exact or flexible or any(row.ended_by == "lost" or row.started_at is None for row in rows)
         right = unsure or abs(spent - metered) < CENT / 2
         hold(UNSETTLED, right and spent >= metered - CENT / 2, f"{run_id}: ${spent} for ${metered}")
 

@@ -181,7 +181,8 @@ class Play:
             f"run.max_minutes={self.scenario.max_minutes}", f"run.keep={str(self.scenario.keep).lower()}",
             "run.idle_minutes=3", *more,
         )  # fmt: skip
-        return configs.load("gpu: l4", source="chaos.yaml", overrides=overrides, grids=GRIDS)
+        asked = "gpu: a100\nmachine: {provisioning: flex-start}" if self.scenario.flexible else "gpu: l4"
+        return configs.load(asked, source="chaos.yaml", overrides=overrides, grids=GRIDS)
 
     def planned(self, image: str) -> LaunchPlan:
         around = Circumstances(

@@ -90,6 +90,8 @@ class Scenario:
     """Whether the caps are the bucket's; else they are each client's own."""
     keep: bool = False
     """Whether machines wait for the next launch after their run."""
+    flexible: bool = False
+    """Whether machines are asked for as flex-start, and may wait in the cloud's queue."""
     midnight_s: float = 0.0
     """So long before the end of a month everything begins; 0: at any time of day."""
     clients: tuple[Client, ...] = (Client("launch"),)
@@ -154,7 +156,18 @@ class Scenario:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
-        names = ("attempts", "cases", "temper", "fits", "seconds_each", "past", "shared", "keep", "midnight_s")
+        names = (
+            "attempts",
+            "cases",
+            "temper",
+            "fits",
+            "seconds_each",
+            "past",
+            "shared",
+            "keep",
+            "flexible",
+            "midnight_s",
+        )
         found += [
             replace(self, **{name: getattr(plain, name)})
             for name in names
@@ -169,9 +182,19 @@ def without(things: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 
 def from_seed(seed: int) -> Scenario:
     """The scenario of a seed: the same on every machine and in every process."""
-    return with_past(
-        with_hosts(on_rented_machines(seed), random.Random(f"{seed}, hosts")), random.Random(f"{seed}, past")
-    )
+    made = with_hosts(on_rented_machines(seed), random.Random(f"{seed}, hosts"))
+    return with_past(with_flex_start(made, random.Random(f"{seed}, flex")), random.Random(f"{seed}, past"))
+
+
+def with_flex_start(scenario: Scenario, dice: random.Random) -> Scenario:
+    """The scenario, and in one of six without hosts the machines are flex-start ones, most of which wait first. None is
+    lost as it begins to run: where that is in the last moments of its wait, it looks like one that never ran, as
+    docs/gce.md says."""
+    if scenario.hosts or dice.random() >= 1 / 6:
+        return scenario
+    faults = tuple(f for f in scenario.faults if f["fault"] != "lost" or f.get("at", {}).get("seconds", 60) >= 20)
+    waits = tuple({"fault": "queue", "seconds": dice.choice((5, 60, 89, 120, 400))} for _ in range(dice.randint(0, 2)))
+    return replace(scenario, flexible=True, faults=(*faults, *waits))
 
 
 def with_past(scenario: Scenario, dice: random.Random) -> Scenario:
