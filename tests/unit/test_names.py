@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -56,7 +57,13 @@ def trees(*folders: str) -> dict[str, ast.Module]:
         path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if "_bundle" not in path.parts
     ]
     assert len(files) > 50
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    collected = gc.isenabled()
+    gc.disable()  # a finalizer that runs while python 3.11 builds a tree can let another thread build one: a SystemError
+    try:
+        return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    finally:
+        if collected:
+            gc.enable()
 
 
 def public_functions(*folders: str) -> list[tuple[str, str]]:
