@@ -20,12 +20,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from orchestrator.adapters.clock import Offset
 from orchestrator.adapters.hosts.host_operations import ANSWER
 from orchestrator.core.errors import BenchError, ConfigError, HostUnfit, PermissionDenied, Unavailable
 from orchestrator.core.fleet.jobs import ELSEWHERE, ChildSeen, JobSpec, JobStatus, SchedulerTraits
 from orchestrator.core.fleet.slurm import (
     SlurmTask,
     child_script,
+    controller_date,
+    controller_settings,
     job_status,
     max_array,
     not_answering,
@@ -109,8 +112,14 @@ class Slurm:
     @property
     def most_children(self) -> int:
         if not self._most:
-            self._most = max(1, max_array(self._run(("scontrol", "show", "config"))))
+            self._most = max(1, max_array(self._run(controller_settings())))
         return self._most
+
+    def _client_ahead_s(self) -> float:
+        """By how many seconds the client's clock is ahead of the controller's."""
+        offset, asked = Offset(), self.clock.now()
+        offset.learn(controller_date(self._run(controller_settings())), asked, self.clock.now())
+        return -offset.value.total_seconds()
 
     def time_problem(self, child_s: int) -> str:
         """Why no child that may take `child_s` seconds can start here; empty if one can. Raises as `most_children`."""
@@ -228,6 +237,7 @@ class Slurm:
         }
         payload = {"bucket": job.payload.bucket, "object": job.payload.object, "sha256": job.payload.sha256}
         metadata = {"startup-script": job.payload.startup_script, "bench-payload": json.dumps(payload)}
+        ahead_s = self._client_ahead_s()
         for child in job.children:
             order = {
                 "run_id": child.run_id,
@@ -236,6 +246,7 @@ class Slurm:
                 "metadata": metadata,
                 "payload": job.payload.sha256,
                 "deadline_s": job.child_s,
+                "client_ahead_s": ahead_s,
             }
             files[f"children/{child.index}.json"] = json.dumps(order).encode()
         files |= _steward(job.payload.data)
@@ -332,7 +343,7 @@ DENIED: Final = ("Invalid account", "Access/permission denied", "Invalid qos", "
 
 
 def _error(argv: Sequence[str], code: int, said: str, *, away: bool) -> BenchError:
-    command, what = argv[0], clean_line(said, 400) or f"exit code {code}"
+    command, what = argv[2] if argv[0] == "env" else argv[0], clean_line(said, 400) or f"exit code {code}"
     if code == 127 or "Could not establish a configuration source" in said:
         return HostUnfit(f"there is no {command} here: {what}", hint="name the login node in slurm.login of the sweep")
     if away:

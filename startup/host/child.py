@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +36,7 @@ from startup.host.supervisor import Steward
 
 MEASURED, WRONG, TAKEN, FAILED = 0, 10, 75, 1
 ATTEMPTS = 12
+CONTROLLER_S = 20.0
 OUTCOMES = {"succeeded": MEASURED, "incorrect": WRONG, "preempted": TAKEN, "stopped": TAKEN, "terminated": TAKEN}
 
 
@@ -79,7 +82,11 @@ def claim_attempt(fleet: Path, index: int, first: int) -> int | None:
 def child_order(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, Any]:
     """The run as a steward takes it: `order` with the name of this attempt's machine in it."""
     spec = {**order["spec"], "attempt": attempt, "vm": f"bench-{order['run_id']}-{attempt}"}
+    asked = time.time()
+    controller_s = controller_time_s()
     now = time.time()
+    # The smallest correction that agrees with an answer in whole seconds, which took a while.
+    ahead_s = min(max(0.0, controller_s - now), controller_s + 1 - asked) if controller_s else 0.0
     return {
         "vm": spec["vm"],
         "zone": "cluster",
@@ -89,9 +96,22 @@ def child_order(order: dict[str, Any], fleet: Path, attempt: int) -> dict[str, A
         "metadata": {**order["metadata"], "bench-run": json.dumps(spec)},
         "executable": sys.executable,
         "payload": str(fleet / "payloads" / f"{order['payload']}.tar.gz"),
-        "client_time": now,
+        "client_time": now + ahead_s + float(order.get("client_ahead_s", 0)),
         "host_time": now,
     }
+
+
+def controller_time_s() -> float:
+    """The time of the cluster's controller, in whole seconds, since a node's own clock may be wrong; 0 if the
+    controller does not answer."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
+    argv = ("scontrol", "show", "config")
+    try:
+        text = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=CONTROLLER_S).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0.0
+    found = re.search(r"data as of (\d{1,12})\n", text)
+    return float(found[1]) if found else 0.0
 
 
 def attempt_outcome(spool: Path, run_id: str, attempt: int) -> tuple[int, str]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import formatdate
 from typing import Final
 
 from orchestrator.core.fleet.jobs import JobSpec, JobState, JobStatus
@@ -138,8 +139,19 @@ def not_answering(text: str) -> frozenset[str]:
     return frozenset(node for node, _, state in lines if state.endswith("*"))
 
 
+def controller_settings() -> tuple[str, ...]:
+    """What the controller is set to; the first line says what time it is there, as seconds since 1970."""
+    return ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "show", "config")
+
+
+def controller_date(text: str) -> str:
+    """The time of the controller as an HTTP date, from the output of `controller_settings`; empty if it says none."""
+    match = re.search(r"data as of (\d{1,11})\n", text)
+    return formatdate(int(match[1]), usegmt=True) if match else ""
+
+
 def max_array(text: str) -> int:
-    """How many tasks an array may have, from the output of `scontrol show config`; the default if it does not say."""
+    """How many tasks an array may have, from the output of `controller_settings`; the default if it does not say."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else DEFAULT_ARRAY
 

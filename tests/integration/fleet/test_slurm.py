@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.hosts.ssh import SshShell
 from orchestrator.adapters.payload import bundle_root
 from orchestrator.adapters.slurm import Slurm
@@ -116,6 +119,31 @@ def test_a_partition_that_allows_less_time_is_known_and_why_a_job_waits_is_told(
     finally:
         cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=UNLIMITED")
     assert followed(stage.again()).state.counts == {"stored": 6}
+
+
+def test_a_node_whose_clock_is_wrong_stores_its_events_by_the_controllers(stage: FleetStage, tmp_path: Path) -> None:
+    early = tmp_path / "python-17-minutes-ahead"
+    program = "import runpy, sys, time; real = time.time; time.time = lambda: real() + 1020; sys.argv = sys.argv[2:]"
+    early.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c \'{program}; runpy.run_module(sys.argv[0], None, "__main__", True)\' "$@"\n'
+    )
+    early.chmod(0o755)
+    # As the agent does: by the date of the server that it stores with.
+    served = "date -u -d \"$(curl --silent --noproxy '*' -D - -o /dev/null \"$store/\" | sed -n 's/^Date: //p')\" +%Y"
+    cluster = stage.sweep.slurm.model_copy(update={"python": str(early)})
+    sweep = stage.sweep.model_copy(update={"slurm": cluster, "axes": {"gpu": ("l4",)}, "repeats": 1})
+    script = SCRIPT.replace("date -u +%Y", served)
+    assert script != SCRIPT
+    began = SystemClock().now() - timedelta(seconds=2)
+    seen = followed(replace(stage, sweep=sweep, parcel=payload(script=script)).launch())
+    assert seen.state.counts == {"stored": 1}
+    stamps = [found[1] for entry in stage.bucket.list("runs/") if (found := VM_EVENT.search(entry.name))]
+    moments = [datetime.strptime(stamp, "%Y%m%dT%H%M%S.%f%z") for stamp in stamps]
+    assert len(moments) == 4
+    assert began < min(moments) <= max(moments) < SystemClock().now() + timedelta(seconds=2)
+
+
+VM_EVENT = re.compile(r"/events/([^/]*?Z)-vm-1-")
 
 
 def test_a_stopped_fleet_keeps_its_results_and_resumes_without_measuring_again(

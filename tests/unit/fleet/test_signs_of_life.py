@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -17,6 +18,7 @@ from orchestrator.core.fleet.slurm import child_script
 from orchestrator.core.fleet.sweep import Cluster
 from orchestrator.core.hosts import parse_target
 from startup.host import cluster, heartbeats
+from startup.host.child import child_order
 from startup.host.heartbeats import (
     BEAT_S,
     SILENT_S,
@@ -28,7 +30,7 @@ from startup.host.heartbeats import (
     silent_tasks,
 )
 from tests.integration.fleet.test_follow import Forgetful, followed
-from tests.support.patience import await_truth
+from tests.support.patience import PATIENCE_S, await_truth
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.fleet.stage import FleetStage, sweep_of
 
@@ -136,19 +138,46 @@ class Node:
     def __init__(self, folder: Path, said: str = "") -> None:
         self.real, self.said = LocalShell(parse_target("local", this_machine())), said
         self.asked: list[str] = []
+        self.settings = "7\n"
         self.folder, self.states = folder, ""
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
-        command = line.split()[0]
+        command = line.removeprefix("env SLURM_TIME_FORMAT=%s ").split()[0]
         if command == "sinfo":
             return 0, self.states, ""
         if command in ("squeue", "scancel", "sbatch", "scontrol"):
             self.asked.append(line)
-            return 0, self.said if command == "squeue" else "7\n", ""
+            return 0, {"squeue": self.said, "scontrol": self.settings}.get(command, "7\n"), ""
         return self.real.run(line, timeout_s=timeout_s)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.real, name)
+
+
+def test_a_child_is_told_how_far_the_clients_clock_is_ahead_of_the_controllers(tmp_path: Path) -> None:
+    stage, node = FleetStage(tmp_path, sweep_of(tmp_path, ("l4",), 1)), Node(tmp_path)
+    node.settings = f"Configuration data as of {int(time.time()) - 600}\n\nMaxArraySize = 1001\n"
+    replace(stage, shell=node).launch().step()  # type: ignore[arg-type]
+    order = json.loads((tmp_path / stage.fleet / "children" / "0.json").read_text())
+    assert 598 < order["client_ahead_s"] < 600 + PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("says", "ahead_s"),
+    [("data as of $(($(date +%s) - 1020))", -720), ("data as of 2026-11-27T13:42:59", 300), ("", 300)],
+)
+def test_a_nodes_clock_is_corrected_by_the_controllers_if_that_answers(
+    says: str, ahead_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if says:
+        program = tmp_path / "scontrol"
+        program.write_text(f'#!/bin/sh\n[ "$SLURM_TIME_FORMAT" = %s ] && echo "{says}"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if says else str(tmp_path))
+    order = {"run_id": "r", "spec": {}, "metadata": {}, "deadline_s": 60, "payload": "p", "client_ahead_s": 300}
+    run = child_order(order, tmp_path, 1)
+    assert ahead_s - 2 < run["client_time"] - run["host_time"] < ahead_s + PATIENCE_S
+    assert ahead_s < 0 or run["client_time"] - run["host_time"] == ahead_s
 
 
 def test_a_childs_leftovers_in_an_earlier_job_are_ended_before_resubmission(tmp_path: Path) -> None:
