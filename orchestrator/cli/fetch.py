@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -24,7 +24,17 @@ from orchestrator.core.errors import BenchError, ProviderError
 from orchestrator.core.hosts import is_host
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import count
-from orchestrator.report.answer import FAULTS, HERE, AnswerRow, failures, largest, microseconds, rows_of, wrong_first
+from orchestrator.report.answer import (
+    FAULTS,
+    HERE,
+    AnswerRow,
+    Failure,
+    failures,
+    largest,
+    microseconds,
+    rows_of,
+    wrong_first,
+)
 from orchestrator.report.report import Report, ranks_in_words
 from orchestrator.report.text import UNKNOWN, case_labels, display_name, format_estimate, format_ratio, shorten_name
 from orchestrator.runs.engine import Engine
@@ -87,39 +97,120 @@ STYLES: Final = {
 MOST_ROWS: Final = 12
 MOST_WRONG: Final = 3
 """The most rows, and the most sentences about what is wrong, of an answer without `-v`."""
+MOST_LINES: Final = 20
+"""The most lines of a terminal that a launch prints after its live view."""
+FEWEST_ROWS: Final = 6
+"""If there is room for fewer rows, sentences that `-v` shows are left out first."""
 
 
-def answer_view(fetched: Fetched, report: Report) -> RenderableType:
-    """What a launch ends with and a fetch begins with: at most 20 lines for four cases and three kernels."""
+def answer_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> RenderableType:
+    """What a launch ends with and a fetch begins with. Leaves room for the last line of a launch, and for the two lines
+    of its error if the run did not succeed; `verbose` shows every row and sentence."""
     where = str(fetched.folder.resolve() / "report.html") if report.study.cases else str(fetched.folder)
     place = Text.assemble(("report  " if report.study.cases else "in ", "dim"), where)
-    return Group(*answer_parts(fetched.run_id, fetched.state, report), place)
+    most = MOST_LINES - (1 if fetched.state == "succeeded" else 3)
+    return Answer(fetched.run_id, fetched.state, report, place, None if verbose else most)
 
 
-def answer_parts(run_id: str, state: str, report: Report) -> list[RenderableType]:
-    """The answer without the place of its files."""
-    study = report.study
-    head = Text.assemble((run_id, "bold"), "  ")
-    if not study.cases:
-        return [head.append(f"no case was measured; the run is {state.replace('_', ' ')}")]
-    head.append(f"{report.workload} on ").append(report.device, "bold").append(f": {report.cases}")
-    parts: list[RenderableType] = [head]
-    wrong = failures(study, FAULTS)
-    parts += [Text(one.text, STYLES["wrong" if one.is_wrong else "inconclusive"]) for one in wrong[:MOST_WRONG]]
-    if len(wrong) > MOST_WRONG:
-        parts.append(Text(f"and {len(wrong) - MOST_WRONG} more that failed: bench fetch -v", STYLES["wrong"]))
-    parts += [Text(words, "yellow") for words in report.incomplete()]
-    shown, hidden = largest(rows_of(study), MOST_ROWS)
-    if shown:
-        parts += [_tables(shown, case_labels(study.case_ids), several=len(study.kernels) > 1)]
-        parts.append(Text(_legend(shown), "dim"))
-        modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
-        parts += [Text(words, "yellow") for words in modes[:1]]
-    parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
-    here = failures(study, [HERE])
-    parts += [Text(one.text, "dim") for one in here[:1]]
-    parts += [Text(words, "dim") for words in [_not_shown(report, hidden, max(0, len(here) - 1))] if words]
-    return parts
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer in at most `most` lines of a terminal, with as many rows as there is room for; None for every row."""
+
+    run_id: str
+    state: str
+    report: Report
+    place: Text
+    most: int | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.most is None:
+            rows = rows_of(self.report.study)
+            yield Group(*self.parts(rows, len(rows), brief=False))
+            return
+        for rows, limit, brief in self.layouts():
+            parts = [_cut(part, console, options) for part in self.parts(rows, limit, brief=brief)]
+            if sum(len(console.render_lines(part, options, pad=False)) for part in parts) <= self.most:
+                break
+        yield Group(*parts)
+
+    def layouts(self) -> Iterator[tuple[tuple[AnswerRow, ...], int, bool]]:
+        """Rows, the most of them, and whether sentences that only `-v` needs are left out: from everything to little.
+        If there is no room, what failed has a sentence and no rows."""
+        rows = self.rows()
+        named = {one.implementation for one in self.sentences()}
+        timed = tuple(row for row in rows if row.contrast is not None or row.kernel not in named)
+        yield rows, MOST_ROWS, False
+        yield from ((timed, limit, False) for limit in range(MOST_ROWS, FEWEST_ROWS - 1, -1) if limit <= len(timed))
+        yield from ((timed, limit, True) for limit in range(MOST_ROWS, 0, -1) if limit <= len(timed))
+
+    def sentences(self) -> list[Failure]:
+        """The failures that have a sentence."""
+        return [*self.failures(FAULTS)[:MOST_WRONG], *self.failures([HERE])[:1]]
+
+    def rows(self) -> tuple[AnswerRow, ...]:
+        """The rows, without those of an implementation of which a sentence says that it failed in every case."""
+        total = len(self.report.study.case_ids)
+        failed = {one.implementation for one in self.sentences() if len(one.cases) == total}
+        return tuple(row for row in rows_of(self.report.study) if row.kernel not in failed)
+
+    def parts(self, rows: Sequence[AnswerRow], limit: int, *, brief: bool) -> list[RenderableType]:
+        """The answer with at most `limit` rows; if `brief`, without the sentences that only `-v` needs."""
+        study = self.report.study
+        head = Text.assemble((self.run_id, "bold"), "  ")
+        if not study.cases:
+            return [head.append(f"no case was measured; the run is {self.state.replace('_', ' ')}"), self.place]
+        head.append(f"{self.report.workload} on ").append(self.report.device, "bold").append(f": {self.report.cases}")
+        parts: list[RenderableType] = [head]
+        wrong, here = self.failures(FAULTS), self.failures([HERE])
+        parts += [Text(one.text, STYLES["wrong" if one.is_wrong else "inconclusive"]) for one in wrong[:MOST_WRONG]]
+        if len(wrong) > MOST_WRONG:
+            parts.append(Text(f"and {len(wrong) - MOST_WRONG} more that failed: bench fetch -v", STYLES["wrong"]))
+        parts += [Text(words, "yellow") for words in self.report.incomplete()]
+        shown, _ = largest(rows, limit)
+        if shown:
+            parts += [_tables(shown, case_labels(study.case_ids), several=len(study.kernels) > 1)]
+            parts.append(Text(_legend(shown), "dim"))
+        if not brief:
+            modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
+            parts += [Text(words, "yellow") for words in modes[:1]]
+            parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
+            parts += [Text(one.text, "dim") for one in here[:1]]
+        unnamed = len(here) if brief else max(0, len(here) - 1)
+        return [*parts, *self.not_shown(shown, unnamed), self.place]
+
+    def failures(self, kinds: Sequence[str]) -> tuple[Failure, ...]:
+        return failures(self.report.study, kinds)
+
+    def not_shown(self, shown: Sequence[AnswerRow], failed: int) -> list[Text]:
+        """What is in the report and not on the screen, in one line; no line if that is nothing."""
+        study, kept = self.report.study, {(row.case.case_id, row.kernel) for row in shown}
+        settings = {row.case.setting for row in rows_of(study)}
+        hidden = [row for row in self.rows() if (row.case.case_id, row.kernel) not in kept]
+        failures_hidden = sum(row.style in ("wrong", "unavailable") for row in hidden)
+        others = len(hidden) - failures_hidden
+        notes = len(self.report.notes_after())
+        parts = [
+            f"{count(failures_hidden, 'row')} that failed" if failures_hidden else "",
+            f"{count(others, 'row')} with smaller differences" if others else "",
+            f"{count(failed, 'implementation')} that cannot run here" if failed and self.most is not None else "",
+            " and ".join(one.name for one in study.settings if one not in settings),
+            count(notes, "note") if notes and self.most is not None else "",
+        ]
+        listed = [part for part in parts if part]
+        where = "the report has it" if self.most is None else "bench fetch -v"
+        return [Text(f"not shown: {', '.join(listed)} ({where})", "dim")] if listed else []
+
+
+def _cut(part: RenderableType, console: Console, options: ConsoleOptions) -> RenderableType:
+    """A sentence in at most two lines of a terminal: a path and a list of what is not shown have no style, and are
+    whole."""
+    if not (isinstance(part, Text) and part.style and options.is_terminal):
+        return part
+    lines = part.wrap(console, options.max_width)
+    if len(lines) <= 2:
+        return part
+    lines[1].truncate(options.max_width - 1)
+    return Text("\n").join([lines[0], lines[1].append("…")])
 
 
 def print_answer(wiring: Wiring, run: Run) -> bool:
@@ -140,7 +231,7 @@ def print_answer(wiring: Wiring, run: Run) -> bool:
 
 def results_view(fetched: Fetched, report: Report, *, verbose: bool = False) -> RenderableType:
     """The answer; with `verbose` also every reason, and the statistics, cost and energy of the run."""
-    parts: list[RenderableType] = [answer_view(fetched, report)]
+    parts: list[RenderableType] = [answer_view(fetched, report, verbose=verbose)]
     if report.study.cases and verbose:
         parts += [Text(words) for words in (*report.headlines(), *report.sentences())]
         parts += [
@@ -165,22 +256,6 @@ def _legend(shown: Sequence[AnswerRow]) -> str:
     why = dict.fromkeys(f"not compared: {row.why}" for row in shown if row.verdict == UNKNOWN and row.why)
     over = "ratio over 1: the kernel is faster" if any(row.contrast is not None for row in shown) else ""
     return "; ".join(part for part in (*how, over, *why) if part)
-
-
-def _not_shown(report: Report, hidden: int, failed: int) -> str:
-    """What is in the report and not on the screen, in one line; empty if that is nothing."""
-    study = report.study
-    shown = {row.case.setting for row in rows_of(study)}
-    hidden_settings = [one.name for one in study.settings if one not in shown]
-    notes = len(report.notes_after())
-    parts = [
-        f"{count(hidden, 'row')} with smaller differences" if hidden else "",
-        f"{count(failed, 'implementation')} that cannot run here" if failed else "",
-        " and ".join(hidden_settings),
-        count(notes, "note") if notes else "",
-    ]
-    listed = [part for part in parts if part]
-    return f"not shown: {', '.join(listed)} (bench fetch -v, or the report)" if listed else ""
 
 
 @dataclass(frozen=True, slots=True)
