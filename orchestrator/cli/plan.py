@@ -87,7 +87,6 @@ def plan_view(plan: LaunchPlan, *, prices_of: date | None = None, most: int = 8)
     else:
         first = []
     if plan.mode.simulated:
-        first = [Text(practice_words(plan.config.gpu), "bold"), *first]
         when = f" of {prices_of}" if prices_of is not None else ""
         heading = [Text(f"shipped prices{when}, no project asked", "bold")]
     title = Text.assemble(("plan ", "dim"), (plan.config_name, "bold"), ("  nothing is requested or spent", "dim"))

@@ -65,3 +65,13 @@ def test_the_id_of_a_practice_run_names_what_it_measures(bench: Bench) -> None:
     assert (plan.label, plan.label_on("")) == ("l4", "cpu")
     for here, named in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GeForce RTX 4090", "gpu")):
         assert plan.label_on(here) == named
+
+
+@pytest.mark.parametrize("gpu", ["h100", "l4"])
+def test_a_plan_for_a_gpu_without_an_account_begins_with_it_and_not_with_this_cpu(bench: Bench, gpu: str) -> None:
+    lines = bench("plan", "--gpu", gpu).out.splitlines()
+    assert lines[0] == f"plan {gpu}  nothing is requested or spent"
+    heading = next(place for place, line in enumerate(lines) if line.startswith("shipped prices of 20"))
+    assert lines[heading].endswith(", no project asked")
+    assert lines[heading + 1].split("\t")[:3] == ["", "zone", "machine"]
+    assert any(f"no {gpu.upper()} is measured" in line for line in lines[heading:]), "what a launch would do here"
