@@ -6,7 +6,7 @@ Callers get an `Api`: that of `orchestrator.adapters.google.rest` sends the requ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol
 
@@ -97,17 +97,16 @@ def list_all_pages(api: Api, request: RestRequest) -> RestAnswer:
     """All pages of a list as one answer, whose document has `items`. If a page fails, its answer is returned."""
     items: list[Any] = []
     scopes: dict[str, Any] = {}
-    query = dict(request.query)
     while True:
-        answer = api.ask(RestRequest(request.service, request.method, request.path, query, request.body))
+        answer = api.ask(request)
         if not answer.good:
             return answer
-        all_items = answer.document.get("items", [])
-        if isinstance(all_items, Mapping):
-            scopes.update(all_items)
+        page = answer.document.get("items", [])
+        if isinstance(page, Mapping):
+            scopes |= page
         else:
-            items += all_items
+            items += page
         token = answer.document.get("nextPageToken")
         if not token:
             return RestAnswer(200, {"items": scopes or items}, skew_s=answer.skew_s)
-        query["pageToken"] = token
+        request = replace(request, query={**request.query, "pageToken": token})

@@ -43,14 +43,6 @@ class Bearer(Credentials):
         super().__init__()  # type: ignore[no-untyped-call]
         self.token = token
 
-    @property
-    def expired(self) -> bool:
-        return False
-
-    @property
-    def valid(self) -> bool:
-        return True
-
     def refresh(self, request: Any) -> None:  # noqa: ARG002 - the base class has it
         """There is no other token: the cloud that gave this one is gone. Raises `RefreshError`."""
         raise google.auth.exceptions.RefreshError(  # type: ignore[no-untyped-call]
@@ -99,9 +91,7 @@ def prove_identity(found: Credentials) -> Identity:
         try:
             found.refresh(partial(Request(PlainSession()), timeout=TOKEN_TIMEOUT_S))  # type: ignore[no-untyped-call]
         except (google.auth.exceptions.GoogleAuthError, OSError) as exc:
-            if fault := network_fault(exc):
-                raise LocalError(f"no token can be got with the credentials: {fault[0]}", hint=fault[1]) from exc
-            raise CredentialsMissing(
-                f"no token can be got with the credentials: {brief_message(exc)}", hint=REMEDY
-            ) from exc
+            fault = network_fault(exc)
+            kind, (why, hint) = (LocalError, fault) if fault else (CredentialsMissing, (brief_message(exc), REMEDY))
+            raise kind(f"no token can be got with the credentials: {why}", hint=hint) from exc
     return credential_identity(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -50,19 +50,10 @@ BROKEN_CONNECTION: Final = (
 FOREIGN: Final = (api.GoogleAPIError, auth.GoogleAuthError, requests.RequestException, *BROKEN_CONNECTION)
 """Every exception that a call into Google's libraries can raise for a reason outside this process."""
 
-RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
-QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
-DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
-BILLING_REASONS: Final = frozenset({"BILLING_DISABLED", "accountDisabled"})
 TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 REMEDY: Final = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, "
     "or configure no project, to use the embedded cloud; `bench doctor` checks the rest"
-)
-RETENTION: Final = re.compile("retention policy|object retention|event-based hold|temporary hold", re.IGNORECASE)
-RETENTION_REMEDY: Final = (
-    "the bucket forbids to replace objects, and a ledger must be replaced: `bench doctor` names the setting and the "
-    "command that lifts it"
 )
 BILLING_PAGE: Final = "https://console.cloud.google.com/billing/linkedaccount"
 AGAIN: Final = "run the same command again in a minute; a run that has started continues without this computer"
@@ -72,44 +63,57 @@ FULL: Final = (
 )
 _NAME: Final = r"[a-z]+\.[a-zA-Z]+\.[a-zA-Z]+"
 _PERMISSION = re.compile(rf"\b({_NAME})\b['\"]? (?:permission|access)|[pP]ermission '({_NAME})' denied")
-ACT_AS: Final = "grant roles/iam.serviceAccountUser on the machines' service account to the account in use"
-_WORDS: Final = (
-    ("has been suspended", "the project is suspended: only Google's support can lift that"),
-    ("vpcServiceControls", "VPC Service Controls forbid it: the organisation's administrator can admit this computer"),
-    (
-        "compute-system.iam.gserviceaccount.com",
-        "Google's own service agent of the project lacks this right, not you: grant it to the agent in the message",
+_REMEDIES: Final = {
+    "has been suspended": "the project is suspended: only Google's support can lift that",
+    "vpcServiceControls": "VPC Service Controls forbid it: the organisation's administrator can admit this computer",
+    "compute-system.iam.gserviceaccount.com": (
+        "Google's own service agent of the project lacks this right, not you: grant it to the agent in the message"
     ),
-    ("actAs", ACT_AS),
-    ("iam.serviceAccountUser", ACT_AS),
+    "actAs|iam.serviceAccountUser": (
+        "grant roles/iam.serviceAccountUser on the machines' service account to the account in use"
+    ),
+}
+"""By what the message says, where the reason is the general one."""
+RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+QUOTA_REASONS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
+DISABLED_REASONS: Final = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
+BILLING_REASONS: Final = frozenset({"BILLING_DISABLED", "accountDisabled"})
+RETENTION: Final = "(?i)retention policy|object retention|event-based hold|temporary hold"
+RETENTION_REMEDY: Final = (
+    "the bucket forbids to replace objects, and a ledger must be replaced: `bench doctor` names the setting and the "
+    "command that lifts it"
 )
-"""Remedies by what the message says, where the reason is the general one."""
+QUOTA_REMEDY: Final = (
+    "`bench doctor` shows where quota is left; request more at https://console.cloud.google.com/iam-admin/quotas"
+)
+DISABLED_REMEDY: Final = (
+    "`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
+    " storage.googleapis.com`); then wait a minute"
+)
+BILLING_REMEDY: Final = f"link a billing account that is open to the project: {BILLING_PAGE}"
+_FORBIDDEN: Final[Sequence[tuple[frozenset[str], str, type[BenchError], str, str]]] = (
+    (RATE_REASONS, "", Unavailable, "too many requests ({})", AGAIN),
+    (QUOTA_REASONS, "", QuotaExceeded, "{}", QUOTA_REMEDY),
+    (DISABLED_REASONS, "", PermissionDenied, "the API is not enabled ({})", DISABLED_REMEDY),
+    (BILLING_REASONS, "(?i)billing", PermissionDenied, "{}", BILLING_REMEDY),
+    (frozenset(), RETENTION, ProviderError, "{}", RETENTION_REMEDY),
+)
+"""What a 403 means: its reasons, or what its message says; our error, its text, and the remedy. The first counts."""
 TRUST_REMEDY: Final = (
     "name the certificate authority of your network: `export REQUESTS_CA_BUNDLE=/path/to/ca.pem`; `bench doctor` shows "
     "the proxy and the authorities in use"
 )
+PASSWORD_REMEDY: Final = "`export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT`: the proxy wants a name and a password"
+ADMIT_REMEDY: Final = "ask whoever runs the proxy to admit *.googleapis.com, or name another one in HTTPS_PROXY"
+ADDRESS_REMEDY: Final = "correct HTTPS_PROXY or ALL_PROXY: http://HOST:PORT"
+_UNTRUSTED: Final = r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([^(]+)"
+_ADDRESS: Final = r"(Failed to parse: \S+|Please check proxy URL.*|Proxy URL had no scheme.*)"
 _FAULTS: Final = (
-    (
-        r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([^(]+)",
-        "the certificate is not trusted: {}",
-        TRUST_REMEDY,
-    ),
-    (
-        r"Tunnel connection failed: (407[^'\")]*)",
-        "the proxy refuses: {}",
-        "`export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT`: the proxy wants a name and a password",
-    ),
-    (
-        r"Tunnel connection failed: (4\d\d[^'\")]*)",
-        "the proxy refuses: {}",
-        "ask whoever runs the proxy to admit *.googleapis.com, or name another one in HTTPS_PROXY",
-    ),
+    (_UNTRUSTED, "the certificate is not trusted: {}", TRUST_REMEDY),
+    (r"Tunnel connection failed: (407[^'\")]*)", "the proxy refuses: {}", PASSWORD_REMEDY),
+    (r"Tunnel connection failed: (4\d\d[^'\")]*)", "the proxy refuses: {}", ADMIT_REMEDY),
     (r"(Missing dependencies for SOCKS support)", "a SOCKS proxy is set: {}", "pip install pysocks"),
-    (
-        r"(Failed to parse: \S+|Please check proxy URL.*|Proxy URL had no scheme.*)",
-        "a proxy's address cannot be read: {}",
-        "correct HTTPS_PROXY or ALL_PROXY: http://HOST:PORT",
-    ),
+    (_ADDRESS, "a proxy's address cannot be read: {}", ADDRESS_REMEDY),
 )
 """What is wrong for good between here and the server: in the exception's text, in our words, and the remedy."""
 _FOREIGN_PAGE: Final = re.compile(r"unknown error|<html|<!doctype", re.IGNORECASE)
@@ -127,9 +131,8 @@ def translate_google_errors(doing: str, *, missing: str = "") -> Iterator[None]:
 
 def translate_error(exc: Exception, doing: str, missing: str = "") -> BenchError:
     """Our error for one of `FOREIGN`."""
-    if isinstance(exc, api.RetryError):
-        cause = exc.cause if isinstance(exc.cause, FOREIGN) else _inner(exc.cause)
-        exc = cause if isinstance(cause, FOREIGN) else exc
+    if isinstance(exc, api.RetryError) and is_transient(exc.cause):
+        exc = exc.cause
     if fault := network_fault(exc):
         return LocalError(f"cannot {doing}: {fault[0]}", hint=fault[1])
     if isinstance(exc, auth.GoogleAuthError):
@@ -182,13 +185,11 @@ def is_transient(exc: BaseException) -> bool:
     """Whether the same request, sent again, may succeed."""
     refused = _inner(exc)
     if isinstance(refused, api.GoogleAPICallError):
-        exc = refused
-        code = int(exc.code or 0)
-        return bool(error_reasons(exc) & RATE_REASONS) if code == 403 else code in TRANSIENT_STATUS
-    if isinstance(exc, auth.GoogleAuthError):
-        passing = isinstance(exc, auth.TransportError) or getattr(exc, "retryable", False) is True
-        return passing and network_fault(exc) is None
-    return isinstance(exc, BROKEN_CONNECTION) and network_fault(exc) is None
+        code = int(refused.code or 0)
+        return code in TRANSIENT_STATUS or (code == 403 and is_rate_limit(refused))
+    if isinstance(exc, auth.GoogleAuthError) and not isinstance(exc, auth.TransportError):
+        return getattr(exc, "retryable", False) is True
+    return isinstance(exc, (auth.TransportError, *BROKEN_CONNECTION)) and network_fault(exc) is None
 
 
 def is_rate_limit(exc: BaseException) -> bool:
@@ -236,13 +237,15 @@ def refusal(doing: str, status: int, words: str, reasons: frozenset[str], missin
         return not_accepted(doing, words)
     if status == 403:
         return _forbidden(doing, words, reasons)
-    if status == 404:
-        return NotFound(f"cannot {doing}: {words}", hint=missing or "check the names in the configuration")
-    if status in TRANSIENT_STATUS:
-        return lost_answer(doing, words)
-    if status == 507:
-        return LocalError(f"cannot {doing}: {words}", hint=FULL)
-    return ProviderError(f"cannot {doing}: {words}", hint="Google refuses the request itself: check the configuration")
+    kind, hint = _BY_STATUS.get(status, (ProviderError, "Google refuses the request itself: check the configuration"))
+    return kind(f"cannot {doing}: {words}", hint=missing if status == 404 and missing else hint)
+
+
+_BY_STATUS: Final[Mapping[int, tuple[type[BenchError], str]]] = {
+    404: (NotFound, "check the names in the configuration"),
+    507: (LocalError, FULL),
+    **dict.fromkeys(TRANSIENT_STATUS, (Unavailable, AGAIN)),
+}
 
 
 def lost_answer(doing: str, words: str) -> Unavailable:
@@ -255,43 +258,22 @@ def not_accepted(doing: str, words: str) -> CredentialsMissing:
 
 def remedy_for(words: str) -> str:
     """What to do about a refusal with this message; empty where its words are not known."""
-    return next((remedy for said, remedy in _WORDS if said in words), "")
+    return next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, words)), "")
 
 
 def _forbidden(doing: str, words: str, reasons: frozenset[str]) -> BenchError:
-    if reasons & RATE_REASONS:
-        return Unavailable(f"cannot {doing}: too many requests ({words})", hint=AGAIN)
-    if reasons & QUOTA_REASONS:
-        return QuotaExceeded(
-            f"cannot {doing}: {words}",
-            hint="`bench doctor` shows where quota is left; request more at https://console.cloud.google.com/iam-admin/quotas",
-        )
-    if reasons & DISABLED_REASONS:
-        return PermissionDenied(
-            f"cannot {doing}: the API is not enabled ({words})",
-            hint="`bench doctor --fix` enables what is off (or: `gcloud services enable compute.googleapis.com"
-            " storage.googleapis.com`); then wait a minute",
-        )
-    if reasons & BILLING_REASONS or "billing" in words.lower():
-        url = re.search(r"https://console\S+billing\S*", words)
-        return PermissionDenied(
-            f"cannot {doing}: {words}",
-            hint=f"link a billing account that is open to the project: {url[0] if url else BILLING_PAGE}",
-        )
-    if RETENTION.search(words):
-        return ProviderError(f"cannot {doing}: {words}", hint=RETENTION_REMEDY)
-    if remedy := remedy_for(words):
-        return PermissionDenied(f"cannot {doing}: {words}", hint=remedy)
+    for known_reasons, pattern, kind, text, hint in _FORBIDDEN:
+        if reasons & known_reasons or (pattern and re.search(pattern, words)):
+            page = re.search(r"https://console\S+billing\S*", words)
+            return kind(
+                f"cannot {doing}: {text.format(words)}", hint=hint.replace(BILLING_PAGE, page[0]) if page else hint
+            )
     needed = _PERMISSION.search(words)
-    return PermissionDenied(
-        f"cannot {doing}: {words}",
-        hint=(
-            f"grant `{needed[1] or needed[2]}` to the account in use"
-            if needed
-            else "`bench docs gce` lists the permissions that are needed"
-        )
-        + "; `bench doctor` lists all that are missing",
-    )
+    grant = "`bench docs gce` lists the permissions that are needed"
+    if needed:
+        grant = f"grant `{needed[1] or needed[2]}` to the account in use"
+    hint = remedy_for(words) or f"{grant}; `bench doctor` lists all that are missing"
+    return PermissionDenied(f"cannot {doing}: {words}", hint=hint)
 
 
 # Repeating what may be repeated: a request that carries its own name has the same effect however often it arrives.

@@ -36,7 +36,8 @@ DAYS: Final = 7
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
 REQUEST_S: Final = 30.0
 YEARS: Final = range(1970, 2200)
-"""A machine's times are in one of these; where they are not, sums of them may be in no calendar."""
+LONGEST_RUN_S: Final = 10**10
+"""A machine's times are within these; where they are not, sums of them may be in no calendar."""
 
 
 class GoogleMarket:
@@ -84,29 +85,23 @@ class GoogleMarket:
 
     def quotas(self, region: Region) -> tuple[Quota, ...]:
         """Those of the region, then the project's (`region` empty). Raises as `image`."""
-        return (
-            *self._quotas_at(f"{self._project}/regions/{region}", region),
-            *self._quotas_at(self._project, ""),
+        project = self._project
+        with translate_google_errors(f"read the quotas of {project} and of {region}"):
+            places = {f"{project}/regions/{region}": region, project: ""}
+            answers = [(place, self._patiently(path).get("quotas", ())) for path, place in places.items()]
+        return tuple(
+            Quota(str(quota["metric"]), float(quota.get("limit", 0)), float(quota.get("usage", 0)), place)
+            for place, quotas in answers
+            for quota in quotas
         )
-
-    def _quotas_at(self, path: str, region: str) -> tuple[Quota, ...]:
-        with translate_google_errors(f"read the quotas of {region or self._project}"):
-            return tuple(
-                Quota(str(found["metric"]), float(found.get("limit", 0)), float(found.get("usage", 0)), region)
-                for found in self._patiently(path).get("quotas", ())
-            )
 
     def advice(self, offers: Sequence[Offer]) -> tuple[ZoneAdvice, ...]:
         """At most two requests for each of the `ZONES` cheapest spot offers; one in all where there is no advice."""
         spot = sorted((o for o in offers if o.provisioning == "SPOT"), key=lambda o: (o.usd_per_hour, o.zone))
-        if not spot:
+        if not spot or (probe := self._advice_on(spot[0])) is None:
             return ()
-        first, *others = spot[:ZONES]
-        probe = self._advice_on(first)
-        if probe is None or not others:
-            return () if probe is None else (probe,)
-        with ThreadPoolExecutor(len(others)) as pool:
-            return (probe, *(found for found in pool.map(self._advice_on, others) if found is not None))
+        with ThreadPoolExecutor(ZONES) as pool:
+            return (probe, *filter(None, pool.map(self._advice_on, spot[1:ZONES])))
 
     # --- one zone ---
 
@@ -194,8 +189,8 @@ def instance_from_json(found: Mapping[str, Any]) -> Instance:
     started = parse_time(found.get("lastStartTimestamp"))
     deadline = parse_time(found.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp"))
     limit_s = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
-    if deadline is None and started is not None and limit_s:
-        deadline = _after(started, limit_s)
+    if deadline is None and started is not None and 0 < limit_s < LONGEST_RUN_S:
+        deadline = started + timedelta(seconds=limit_s)
     return Instance(
         name=MachineName(str(found["name"])),
         zone=Zone(last_segment(found.get("zone", ""))),
@@ -208,11 +203,3 @@ def instance_from_json(found: Mapping[str, Any]) -> Instance:
         deadline_at=deadline,
         preemptible=bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT",
     )
-
-
-def _after(start: datetime, seconds: int) -> datetime | None:
-    """None where no calendar goes that far."""
-    try:
-        return start + timedelta(seconds=seconds)
-    except OverflowError:
-        return None

@@ -6,11 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Final
 from urllib.parse import quote
 
 from google.auth.api_key import Credentials as ApiKey
 from google.auth.credentials import Credentials
+from google.auth.exceptions import GoogleAuthError
 
 from orchestrator.adapters.google.errors import FOREIGN, Garbled, brief_message, is_transient, network_fault
 from orchestrator.adapters.google.network import Session, json_object
@@ -28,7 +30,6 @@ from orchestrator.core.rest import RestAnswer, RestRequest
 TIMEOUT_S: Final = 8.0
 CHANGE_S: Final = 60.0
 """For what is sent once only."""
-TRIES: Final = 2
 API: Final = "cloudbilling.googleapis.com"
 PAGE_TIMEOUT_S: Final = 60.0
 """A page of 5,000 SKUs is some megabytes."""
@@ -84,8 +85,9 @@ class Rest:
             raise OnlyLooking(f"{request.method} {request.path}")
         if not (self._remembers and request.reads):
             return self._send(request)
-        request_key = [request.service, request.method, request.path, dict(request.query), request.body]
-        key = json.dumps(request_key, default=dict)
+        key = json.dumps(
+            [request.service, request.method, request.path, dict(request.query), request.body], default=dict
+        )
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:  # two checks that want to know the same thing ask once
@@ -97,36 +99,25 @@ class Rest:
             return answer
 
     def _send(self, request: RestRequest) -> RestAnswer:
-        answer = RestAnswer(0)
-        for _ in range(TRIES if request.reads else 1):
-            answer = self._once(request)
-            if answer.status not in (0, 500, 502, 503, 504):
-                break
-        return answer
+        answer = self._once(request)
+        again = request.reads and answer.status in (0, 500, 502, 503, 504)
+        return self._once(request) if again else answer
 
     def _once(self, request: RestRequest) -> RestAnswer:
         base = self._endpoints.get(request.service) or self.session.base_url(request.service)
+        url, body = base.rstrip("/") + quote(request.path, safe="/:@"), request.body and dict(request.body)
         limit_s = self._timeout_s if request.reads else CHANGE_S
         try:
-            response = self.session.request(  # type: ignore[no-untyped-call]
-                request.method,
-                base.rstrip("/") + quote(request.path, safe="/:@"),
-                params=request.query,
-                json=None if request.body is None else dict(request.body),
-                timeout=limit_s,
-            )
+            response = self.session.request(request.method, url, params=request.query, json=body, timeout=limit_s)  # type: ignore[no-untyped-call]
             document = json_object(response)
         except Garbled as exc:
             if response.ok:
                 return RestAnswer(0, trouble=f"{request.service}: {exc}")
             document = {}
-        except LocalError as exc:
-            return RestAnswer(0, trouble=str(exc))
-        except FOREIGN as exc:
+        except (*FOREIGN, LocalError) as exc:
             fault = network_fault(exc)
-            return RestAnswer(
-                0 if fault or is_transient(exc) else 401, trouble=fault[0] if fault else brief_message(exc)
-            )
+            refused = isinstance(exc, GoogleAuthError) and not fault and not is_transient(exc)
+            return RestAnswer(401 if refused else 0, trouble=fault[0] if fault else brief_message(exc))
         offset = self.session.offset
         skew_s = offset.value.total_seconds() if offset.known else None
         billed_to = str(getattr(self.session.credentials, "quota_project_id", None) or "")
@@ -153,25 +144,20 @@ def catalogue_for(
 
 def read_catalogue(credentials: Credentials, endpoints: Mapping[str, str] | None, project: str) -> SkuCatalogue:
     """Every SKU of Compute Engine. Raises `Unavailable`, `PermissionDenied`, `CredentialsMissing`, `ProviderError`."""
-    rest_client = Rest(credentials, endpoints, timeout_s=PAGE_TIMEOUT_S)
-    try:
-        answer = list_skus(rest_client)
-    finally:
-        rest_client.close()
+    with closing(Rest(credentials, endpoints, timeout_s=PAGE_TIMEOUT_S)) as api:
+        answer = list_skus(api)
     if isinstance(answer, RestAnswer):
         raise catalogue_failure(answer, project)
     return answer
 
 
 def catalogue_failure(answer: RestAnswer, project: str) -> BenchError:
-    text = f"cannot read the price catalogue: {answer.message}"
+    text, login = f"cannot read the price catalogue: {answer.message}", "gcloud auth application-default login"
     if answer.api_off:
-        where = answer.consumer or project
-        return PermissionDenied(text, hint=f"gcloud services enable {API} --project={where}")
+        return PermissionDenied(text, hint=f"gcloud services enable {API} --project={answer.consumer or project}")
     if answer.status == 401 or (answer.status == 400 and "API key" in answer.message):
-        return CredentialsMissing(text, hint="gcloud auth application-default login")
+        return CredentialsMissing(text, hint=login)
     if answer.status == 403:
-        return PermissionDenied(text, hint="gcloud auth application-default login")
-    if answer.status in (0, 200, 429) or answer.status >= 500:
-        return Unavailable(text, hint="bench prices --refresh")
-    return ProviderError(text, hint="bench prices --refresh")
+        return PermissionDenied(text, hint=login)
+    passing = answer.status in (0, 200, 429) or answer.status >= 500
+    return (Unavailable if passing else ProviderError)(text, hint="bench prices --refresh")

@@ -23,7 +23,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from orchestrator.adapters.files import crc32c, write_atomically
 from orchestrator.adapters.google.credentials import credentials_for
 from orchestrator.adapters.google.errors import is_transient, lost_answer, translate_google_errors
-from orchestrator.adapters.google.network import CONNECT_TIMEOUT_S, Session, transfer_limit_s
+from orchestrator.adapters.google.network import Session, transfer_limit_s
 from orchestrator.core.errors import BenchError, DocumentUnreadable, LocalError, NotFound, Unavailable, too_large
 from orchestrator.ports import DATA_BYTES, DOCUMENT_BYTES, Blob, Clock, ObjectEntry
 
@@ -61,8 +61,7 @@ class GoogleBucket:
         self._name = name
         self._seen = False
         self._patience_s = patience_s
-        silence_s = min(answer_s, patience_s)
-        self._timeout = (min(CONNECT_TIMEOUT_S, silence_s), silence_s)
+        self._silence_s = min(answer_s, patience_s)
         self._session = Session(credentials or credentials_for(endpoint), endpoint, clock)
         self._client = Client(
             project="unused",  # only needed to make buckets; without one the client would search for it
@@ -85,11 +84,8 @@ class GoogleBucket:
         """What to add to the client's clock for the server's time, by the `Date` of the answers so far; asked for with
         one request when there was none. Nothing when the server does not answer."""
         if not self._session.offset.known:
-            try:
-                with translate_google_errors(f"ask {self._url('')} for the time"):
-                    self._glance()
-            except BenchError:
-                pass  # what needs the answer will fail by itself, and say why
+            with suppress(BenchError), translate_google_errors("ask for the time"):
+                self._glance()  # what needs the answer will fail by itself, and say why
         return self._session.offset.value
 
     def close(self) -> None:
@@ -125,11 +121,9 @@ class GoogleBucket:
                 return self.read(name, largest=largest)
             return None
 
-        if not names:
-            return {}
-        with ThreadPoolExecutor(min(THREADS, len(names)), thread_name_prefix="bucket") as pool:
-            blobs = pool.map(read, names)
-            return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="bucket") as pool:
+            blobs = zip(names, pool.map(read, names), strict=True)
+            return {name: blob for name, blob in blobs if blob is not None}
 
     def list(
         self, prefix: str, *, after: str = "", matching: str = "", most: int | None = None
@@ -189,7 +183,7 @@ class GoogleBucket:
         """How long the client waits and retries: longer for a transfer of `size` bytes."""
         until_s = self._patience_s + (transfer_limit_s(size) if size > LARGE else 0)
         retry = Retry(predicate=is_transient, initial=0.1, maximum=2.0, multiplier=2.0, timeout=until_s)
-        return {"timeout": self._timeout, "retry": retry}
+        return {"timeout": self._silence_s, "retry": retry}
 
     def _url(self, name: str) -> str:
         return f"gs://{self._name}/{name}"
