@@ -106,7 +106,9 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     second Ctrl-C stops the run."""
     try:
         interrupts.listen(it.seconds)  # before the message: a quick second Ctrl-C counts too
+        it.watch.is_left = True
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
+        it.watch.seen(engine.look())
         return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
         it.hold_off()
@@ -120,8 +122,13 @@ def _stopped(it: Driving) -> Run:
     deleted) and the user does not wait for it: whoever looks at the run next goes on with it."""
     engine = Engine(it.world, it.run_id)
     engine.request_stop(it.user, "interrupted before a machine existed")
+    run = engine.look()
+    requested = run.vm is not None and run.vm.open
+    it.watch.say(f"stopping the run: {'the machine is deleted if it was made' if requested else 'no machine was made'}")
+    it.watch.seen(run)
     try:
         return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble)
     except KeyboardInterrupt:
-        it.watch.say(f"run {it.run_id} is to be stopped and is not over yet: `bench stop {it.run_id}` ends it")
+        held = "is not over yet, and its money stays held"
+        it.watch.say(f"run {it.run_id} is to be stopped, {held}: `bench stop {it.run_id}` ends it")
         raise

@@ -107,6 +107,8 @@ class LiveView:
     """Shows the progress of a run that is followed. `machine_works` says whether its machine exists, as last seen."""
 
     machine_works = False
+    is_left = False
+    """Whether Ctrl-C was pressed while a machine was requested: the run is detached as soon as it has the machine."""
     expected_s: float | None = None
     """The seconds that a machine works in similar runs, by the plan; None if no earlier run shows it."""
 
@@ -128,7 +130,7 @@ class LiveView:
 
     def trouble(self, error: Unavailable, pause_s: float) -> None:
         machine = " (the run itself continues)" if self.machine_works else ""
-        self.say(f"{error}; retry in {pause_s:.0f} s{machine}")
+        self.say(f"{str(error).removesuffix('.')}; retry in {pause_s:.0f} s{machine}")
 
 
 class PlainWatch(LiveView):
@@ -210,17 +212,24 @@ class LiveWatch(LiveView):
 
     def show(self, run: Run) -> None:
         self.view.update(
-            Group(live(run, self._now(), followed=True, expected_s=self.expected_s), Text(hint(run), "dim"))
+            Group(
+                live(run, self._now(), followed=True, expected_s=self.expected_s),
+                Text(hint(run, is_left=self.is_left), "dim"),
+            )
         )
 
     def detached(self, run: Run) -> None:
         self.view.update(live(run, self._now()))  # what to do now is said below it, by the last words
 
 
-def hint(run: Run) -> str:
+def hint(run: Run, *, is_left: bool = False) -> str:
     """The line that says what Ctrl-C does at the moment."""
     if run.closed is not None:
         return ""
+    if run.stop is not None:
+        return f"the run is being stopped; a later Ctrl-C leaves that to `bench stop {run.run_id}`"
+    if is_left and not run.goes_on_alone:
+        return "detaches as soon as there is a machine; Ctrl-C stops the run"
     if run.goes_on_alone:
         return "Ctrl-C detaches; the run continues"
     if run.waiting is not None:

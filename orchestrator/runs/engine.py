@@ -152,6 +152,7 @@ class Engine:
         """The machines, by zone and name, that the cloud has reported as gone to this client."""
         self._queued_at: dict[str, datetime] = {}
         """When this client last saw the machine of a request wait in the cloud's queue."""
+        self._watch: Callable[[Run], None] = lambda _: None
 
     def look(self) -> Run:
         """The state of the run, folded from its log as it is now."""
@@ -207,6 +208,7 @@ class Engine:
         """Makes turns until the run is over, or `until` returns true. If a service is unreachable, waits at most
         `patience_s` for it; if a machine may not be deleted, waits until it is gone."""
         waited = 0.0
+        self._watch = watch or self._watch
         while True:
             try:
                 run, pause = self.step()
@@ -222,8 +224,7 @@ class Engine:
             except LocalError as exc:
                 raise (self.with_fate(exc) if self.launch is not None else exc) from exc
             waited = 0.0
-            if watch is not None:
-                watch(run)
+            self._watch(run)
             if is_done(run) or until(run):
                 return run
             if pause:
@@ -376,6 +377,7 @@ class Engine:
                 queue_s=request.queue_s,
             )
         )
+        self._watch(self.look())  # the answer may take minutes
         self._insert(run, attempt, request, offer)
 
     def _request(self, run: Run, offer: Offer, attempt: int) -> InstanceRequest:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from orchestrator.cli.driving import PATIENCE_S, Driving, follow_to_end
-from orchestrator.cli.watch import LiveView
+from orchestrator.cli.watch import LiveView, LiveWatch
 from orchestrator.core.run.fold import Run
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.resume import resume_run
@@ -18,6 +22,7 @@ from orchestrator.store.events import EventLog
 from tests.integration.stories.recovering import careful_vm, where
 from tests.integration.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
 from tests.support.simulated_clock import TimelineClock
+from tests.unit.core.builders import at
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +129,73 @@ def test_after_ctrl_c_a_cloud_that_cannot_be_reached_is_waited_for(home: Path, f
         assert run.phase.value == "booting"
         assert stage.fired() == [12]
         assert_nobody_is_waited_for(stage, said)
+
+
+class Screen:
+    """The lines of a live view, each time that it is drawn."""
+
+    def __init__(self) -> None:
+        self.hints: list[str] = []
+
+    def update(self, picture: RenderableType) -> None:
+        text = io.StringIO()
+        Console(file=text, width=100).print(picture)
+        self.hints.append(text.getvalue().splitlines()[-1].strip())
+
+
+class Watching(LiveWatch):
+    """What a person sees, who presses Ctrl-C `presses` times when it is offered."""
+
+    def __init__(self, presses: int = 0) -> None:
+        self.screen, self.text, self.presses = Screen(), io.StringIO(), presses
+        super().__init__(Console(file=self.text, width=200), cast(Live, self.screen), lambda: at(0))
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if "Ctrl-C again" in text and self.presses:
+            self.presses -= 1
+            signal.raise_signal(signal.SIGINT)
+
+
+def answered_late(stage: Stage) -> None:
+    """A request for a machine is answered at the third attempt only."""
+    fault = {"fault": "http", "status": 503, "service": "compute", "method": "POST", "path": "/instances(\\?|$)"}
+    weather(stage, {**fault, "times": 2})
+
+
+def watched(stage: Stage, world: World, watch: Watching) -> Run:
+    return follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+
+
+def test_while_a_machine_is_requested_the_screen_says_what_ctrl_c_does(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        answered_late(stage)
+        watch = Watching()
+        assert watched(stage, stage.world(), watch).phase.value == "succeeded"
+        assert stage.fired() == [2]
+        assert watch.screen.hints[0] == "Ctrl-C waits for the machine, then detaches"
+        assert watch.screen.hints[1] == "Ctrl-C detaches; the run continues"
+
+
+def test_after_ctrl_c_the_screen_says_that_it_detaches_and_that_another_stops(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        answered_late(stage)
+        watch = Watching()
+        run = watched(stage, interrupted(stage, 4), watch)
+        assert stage.fired() == [2]
+        assert run.goes_on_alone
+        assert watch.screen.hints[0] == "detaches as soon as there is a machine; Ctrl-C stops the run"
+        assert "waiting for the machine that was requested; Ctrl-C again stops the run" in watch.text.getvalue()
+        stage.look_after()
+
+
+def test_after_a_second_ctrl_c_the_screen_says_that_the_run_is_stopped(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        watch = Watching(presses=1)
+        assert watched(stage, interrupted(stage, 4), watch).phase.value == "stopped"
+        assert "stopping the run: the machine is deleted if it was made" in watch.text.getvalue()
+        assert f"the run is being stopped; a later Ctrl-C leaves that to `bench stop {RUN}`" in watch.screen.hints
+        assert not [hint for hint in watch.screen.hints if "then detaches" in hint]
 
 
 class Prompt(Telling):
