@@ -488,7 +488,8 @@ SHAPES: Final[dict[str, Any]] = {
     "new": shape(path=str),
     "plan": PlanDocument,
     "prices": shape(
-        currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows
+        currency=str, as_of=str, age_days=int, stale=bool, sources=dict[str, str], trusted=list[str], prices=Rows,
+        history=Rows,
     ),
     "profile": ProfileFiles,
     "reap": ReapDocument,

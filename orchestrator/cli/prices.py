@@ -14,8 +14,10 @@ from orchestrator.cli.screen import Columns
 from orchestrator.cli.terminal import print_answer
 from orchestrator.core.errors import BenchError, ConfigError
 from orchestrator.core.market.catalog import CATALOG
+from orchestrator.core.market.offers import Offer, region_of
 from orchestrator.core.market.pricing import STALE_DAYS, STALE_MARGIN, PricedMachine, PriceSheet
 from orchestrator.core.market.skus import Refreshed
+from orchestrator.core.names import MachineType, Region, Zone
 from orchestrator.core.text import count
 from orchestrator.wiring import Wiring, utc_now
 
@@ -30,6 +32,10 @@ def prices(
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="With --refresh: do without prices that are not found or not clear.")
     ] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="With --gpu: ask Google for the last weeks of spot machines, zone by zone."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the prices that plans and holds are made with.
@@ -39,6 +45,8 @@ def prices(
     wiring = options(ctx).wiring()
     if leave_out and not refresh:
         raise ConfigError("--leave-out says how to refresh", hint="bench prices --refresh --leave-out")
+    if history and not gpu:
+        raise ConfigError("--history is that of one GPU", hint="bench prices --history --gpu l4")
     made = _refresh(wiring, leave_out=leave_out) if refresh else None
     if made is not None and not json:
         _say(made, wiring)
@@ -54,17 +62,29 @@ def prices(
     about = {"as_of": str(sheet.as_of), "age_days": age, "stale": age > STALE_DAYS, "sources": sheet.sources}
     about |= {"refreshed": made is not None, "left_out": list(made.left_out if made else ())}
     document = {"schema": 1, "currency": sheet.currency, **about, "trusted": list(sheet.trusted), "prices": rows}
+    document["history"] = zones = _history(wiring, sheet, rows) if history else []
+    notes = _notes(sheet, rows, age)
+    if history:
+        notes += [Text("without disk and address:", "dim"), _history_table(zones)] if zones else [Text(NO_HISTORY)]
+    print_answer(document, _table(rows), *notes, json=json)
+
+
+NO_HISTORY: Final = "Google gives no history of these machines here (compute.advice)"
+UNTRUSTED: Final = " (not a record: look it up before you rely on it)"
+
+
+def _notes(sheet: PriceSheet, rows: list[dict[str, Any]], age: int) -> list[RenderableType]:
+    """What each source of the prices is, and how old the table is."""
     trust = {name: "" if name in sheet.trusted else UNTRUSTED for name in dict.fromkeys(row["source"] for row in rows)}
-    notes = [Text(f"{name}: {sheet.sources[name]}{words}", "dim") for name, words in trust.items()]
+    notes: list[RenderableType] = [
+        Text(f"{name}: {sheet.sources[name]}{words}", "dim") for name, words in trust.items()
+    ]
     held = (
         f"; older than {STALE_DAYS} days: {STALE_MARGIN:.0%} more is held; `bench prices --refresh` gets today's prices"
     )
     stale = held if age > STALE_DAYS else ""
     notes.append(Text(f"as of {sheet.as_of}, {count(age, 'day')} old{stale}", "yellow" if stale else ""))
-    print_answer(document, _table(rows), *notes, json=json)
-
-
-UNTRUSTED: Final = " (not a record: look it up before you rely on it)"
+    return notes
 
 
 def _refresh(wiring: Wiring, *, leave_out: bool) -> Refreshed:
@@ -104,3 +124,50 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
     keys = ("gpu", "machine", "region", "spot_usd_per_hour", "standard_usd_per_hour", "source")
     cells = [[row[key] or "not sold" for key in keys] for row in rows]
     return Columns("GPU", "machine", "region", *dollars, "source", rows=cells, right=dollars)
+
+
+def _history(wiring: Wiring, sheet: PriceSheet, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What Google says of spot machines in the cheapest zones of `rows`, beside the table's price of the machine alone.
+    All rows are of one GPU."""
+    (gpu,) = (one for one in CATALOG if one.name == rows[0]["gpu"])
+    machine = PricedMachine(gpu.default_machine, gpu.accelerator, gpu.gpus_of(gpu.default_machine))
+    offers = {
+        zone: Offer(
+            gpu=gpu.name,
+            region=Region(region_of(zone)),
+            zone=Zone(zone),
+            machine_type=MachineType(gpu.default_machine),
+            accelerator=gpu.accelerator if gpu.attached else None,
+            accelerator_count=gpu.gpus_of(gpu.default_machine) if gpu.attached else 0,
+            provisioning="SPOT",
+            usd_per_hour=usd,
+        )
+        for zone in gpu.zones
+        if region_of(zone) in {row["region"] for row in rows}
+        and (usd := sheet.hourly(machine, region_of(zone), "spot", 0, False, gpu.disk_type)) is not None
+    }
+    return [
+        {
+            "zone": advice.zone,
+            "spot_usd_per_hour": str(offers[advice.zone].usd_per_hour),
+            "list_usd_per_hour": _text(advice.list_usd),
+            "list_since": _text(advice.list_since),
+            "list_usd_per_hour_before": _text(advice.list_was_usd),
+            "preemption_rate": advice.preemption_rate,
+        }
+        for advice in wiring.cloud().advice(list(offers.values()))
+    ]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _history_table(zones: list[dict[str, Any]]) -> RenderableType:
+    heads = ("table $/h", "listed $/h", "since", "before $/h", "preempted in 7 days")
+    keys = ("spot_usd_per_hour", "list_usd_per_hour", "list_since", "list_usd_per_hour_before")
+    rows = []
+    for zone in zones:
+        rate = zone["preemption_rate"]
+        rows.append([zone["zone"], *(zone[key] or "?" for key in keys), "?" if rate is None else f"{rate:.0%}"])
+    return Columns("zone", *heads, rows=rows, right=heads)

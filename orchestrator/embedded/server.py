@@ -178,7 +178,9 @@ class EmbeddedCloud:
         self.images = ImageStore(commons, self.fleet, resources)
         templates = TemplateStore(commons)
         self.batch = Batch(commons, Runner(commons, self.fleet, templates))
-        compute = Compute(commons, fleet=self.fleet, images=self.images, resources=resources, advised=advice)
+        self.compute = compute = Compute(
+            commons, fleet=self.fleet, images=self.images, resources=resources, advised=advice
+        )
         management = Management(commons, policies)
 
         def check(route: Route, parts: dict[str, str], request: HttpRequest) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from orchestrator.embedded.client import stop_cloud
 from orchestrator.embedded.daemon import acquire_lock, published_cloud
 from orchestrator.embedded.documents import private_folder
+from orchestrator.embedded.resources import Zones
 
 NO_PROCESS = 0
 """What clients are told to end if the cloud does not answer: not the process of the tests."""
 
 
-def start_cloud(home: Path) -> threading.Thread:
+def start_cloud(home: Path, advice: Zones | None = None) -> threading.Thread:
     """Starts a cloud in `home` and returns once it answers. The thread ends when a command or `stop` stops it."""
     private_folder(home)
     ready = threading.Event()
@@ -25,6 +26,7 @@ def start_cloud(home: Path) -> threading.Thread:
     def serve() -> None:
         try:
             with lock, published_cloud(home, NO_PROCESS) as cloud:
+                cloud.compute.advised = advice
                 ready.set()
                 cloud.stop_requested.wait()
         finally:

@@ -145,11 +145,13 @@ class GoogleMarket:
         days = _by_time(history.get("preemptionHistory", ()))[-DAYS:]
         rate = sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
         advice = replace(advice, preemption_rate=rate)
-        if not (prices := _by_time(history.get("priceHistory", ()))):
+        prices = [(_usd(span.get("listPrice", {})), span) for span in _by_time(history.get("priceHistory", ()))]
+        if not prices or not prices[-1][0]:
             return advice
-        money, began = prices[-1].get("listPrice", {}), str(prices[-1]["interval"]["startTime"])
-        usd = Decimal(int(money.get("units", 0))) + Decimal(int(money.get("nanos", 0))).scaleb(-9)
-        return replace(advice, list_usd=usd, list_since=date.fromisoformat(began[:10])) if usd else advice
+        usd, span = prices[-1]
+        since = date.fromisoformat(str(span["interval"]["startTime"])[:10])
+        was = next((before for before, _ in reversed(prices) if before != usd), None)
+        return replace(advice, list_usd=usd, list_since=since, list_was_usd=was)
 
     # --- the wire ---
 
@@ -166,6 +168,10 @@ class GoogleMarket:
 
 def _by_time(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(records, key=lambda record: str(record["interval"]["startTime"]))
+
+
+def _usd(money: Mapping[str, Any]) -> Decimal:
+    return Decimal(int(money.get("units", 0))) + Decimal(int(money.get("nanos", 0))).scaleb(-9)
 
 
 def last_segment(url: str) -> str:

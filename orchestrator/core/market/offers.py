@@ -98,6 +98,8 @@ class ZoneAdvice:
     """The list price of a spot machine in dollars per hour."""
     list_since: date | None = None
     """Since when it is the list price."""
+    list_was_usd: Decimal | None = None
+    """The list price before that."""
 
 
 def model_of(provisioning: str) -> str:
@@ -191,9 +193,9 @@ def _weighed(
             taken_back = max(taken_back, 1 - math.exp(-work.work_s / advice.uptime_s))
             why.append(f"lasts {advice.uptime_s / 3600:.1f} h")
         if advice.list_usd is not None:
-            why.append(
-                f"listed at ${advice.list_usd:.4f}/h" + (f" since {advice.list_since}" if advice.list_since else "")
-            )
+            since = f" since {advice.list_since}" if advice.list_since else ""
+            was = f", ${advice.list_was_usd:.4f} before" if advice.list_was_usd else ""
+            why.append(f"listed at ${advice.list_usd:.4f}/h{since}{was}")
     if dry_at is not None:
         age = (now - dry_at) / timedelta(seconds=1)
         obtainable *= after_stock_out(age)

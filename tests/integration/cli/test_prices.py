@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core.market.catalog import GPU_NAMES
 from tests.integration.cli.conftest import Bench
+from tests.support.local_cloud import start_cloud
 
 
 def test_every_gpu_has_prices_and_spot_is_never_dearer(bench: Bench) -> None:
@@ -94,3 +95,44 @@ def test_a_damaged_table_is_named_by_plan_and_stops_no_command_that_protects_mon
 
 def test_leaving_out_is_part_of_refreshing(bench: Bench) -> None:
     assert "bench prices --refresh --leave-out" in bench("prices", "--leave-out", code=2).err
+
+
+def test_the_last_weeks_of_spot_machines_stand_beside_the_tables_price_with_dates(bench: Bench) -> None:
+    advice = {
+        "us-central1-a": {"obtainability": 0.8, "preemption_rate": 0.125, "list_usd": 0.3612},
+        "us-central1-b": {},
+    }
+    start_cloud(bench.home / "cloud", advice)
+    command = ("prices", "--gpu", "l4", "--region", "us-central1", "--history")
+    document = bench(*command, "--json").document
+    first, *others = document["history"]
+    machine_alone = Decimal(first.pop("spot_usd_per_hour"))
+    assert 0 < machine_alone < Decimal(document["prices"][0]["spot_usd_per_hour"]), "without disk and address"
+    since = first.pop("list_since")
+    assert since.endswith("-01")
+    assert first == {
+        "zone": "us-central1-a",
+        "list_usd_per_hour": "0.361200000",
+        "list_usd_per_hour_before": "0.397320000",
+        "preemption_rate": 0.125,
+    }
+    assert {row["zone"] for row in others} == {"us-central1-b", "us-central1-c"}
+    assert {row["list_usd_per_hour"] for row in others} == {None}
+    assert since in bench(*command).out
+    assert "12%" in bench(*command).out
+    assert bench("prices", "--gpu", "l4", "--json").document["history"] == []
+
+
+def test_a_gpu_that_is_attached_is_asked_about_and_has_no_history(bench: Bench) -> None:
+    start_cloud(
+        bench.home / "cloud", {"us-central1-a": {"obtainability": 0.8, "preemption_rate": 0.1, "list_usd": 0.3}}
+    )
+    rows = bench("prices", "--gpu", "t4", "--region", "us-central1", "--history", "--json").document["history"]
+    assert "us-central1-a" in {row["zone"] for row in rows}
+    assert {(row["list_usd_per_hour"], row["preemption_rate"]) for row in rows} == {(None, None)}
+
+
+@pytest.mark.usefixtures("cloud")
+def test_where_google_gives_no_history_that_is_said(bench: Bench) -> None:
+    assert "no history of these machines" in bench("prices", "--gpu", "l4", "--history").out
+    assert "bench prices --history --gpu l4" in bench("prices", "--history", code=2).err

@@ -62,7 +62,7 @@ def plain_sky(home: Path) -> Iterator[Sky]:
 def test_what_is_known_of_a_zone_is_told_and_what_is_not_is_none(sky: Sky) -> None:
     told = sky.cloud.advice([offer("us-central1-a"), offer("us-east1-b"), offer("us-central1-b")])
     assert set(told) == {
-        ZoneAdvice("us-central1-a", 0.8, 7200.0, 0.125, Decimal("0.3612"), date(2026, 11, 1)),
+        ZoneAdvice("us-central1-a", 0.8, 7200.0, 0.125, Decimal("0.3612"), date(2026, 11, 1), Decimal("0.39732")),
         ZoneAdvice("us-east1-b", 0.25, None, None),
         ZoneAdvice("us-central1-b", None, None, None),
     }
