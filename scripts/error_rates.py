@@ -49,6 +49,8 @@ class Plan:
     regime: str
     cases: int
     stop: float | None
+    axes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    """The values of axes that are measured; all where an axis is not here."""
 
 
 def spec_of(name: str, run_id: str, plan: Plan, skip: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def spec_of(name: str, run_id: str, plan: Plan, skip: Sequence[str]) -> dict[str
         "vm": "here",
         "workload": {"form": "file", "path": str(PAIRS / f"{name}.py")},
         "implementations": ["*", "*:aa"],
-        "measure": {"axes": {"again": again}},
+        "measure": {"axes": {"again": again, **plan.axes}},
         "correctness": {},
         "repeats": 50,
         "warmup": "steady",
@@ -84,6 +86,8 @@ def device_name() -> tuple[str, bool]:
 def unfinished_round(plan: Plan, name: str, device: str) -> Path:
     """The folder of this device's round that is not finished, or of a new one."""
     key = {"pairs": name, "device": device, "stop": plan.stop, "regime": plan.regime, "cases": plan.cases}
+    if plan.axes:
+        key["axes"] = {name: list(values) for name, values in plan.axes.items()}
     for about in sorted(plan.out.rglob("round.json")):
         if json.loads(about.read_text()) == key and not (about.parent / "finished").exists():
             return about.parent
@@ -334,6 +338,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pairs", default="spin,library", help="comma-separated; spin needs a CUDA device")
     parser.add_argument("--regime", default="", help="burst+graph on a CUDA device, else burst")
     parser.add_argument("--cases", type=int, default=25, help="so many cases of each size in a round")
+    parser.add_argument("--axis", action="append", default=[], help="only these sizes: n=1048576,4194304")
     parser.add_argument("--stop-at-relative-ci", type=float, help="end each case early, to measure what that costs")
     parser.add_argument("--published", type=Path, help="a rates.csv of other rounds, whose counts are added")
     parser.add_argument("--confirm-spin", action="store_true", help=argparse.SUPPRESS)
@@ -345,7 +350,10 @@ def main(arguments: Sequence[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if asked.seconds:
         regime = asked.regime or ("burst+graph" if device_name()[1] else "burst")
-        plan = Plan(out, asked.pairs.split(","), regime, asked.cases, asked.stop_at_relative_ci)
+        axes = {
+            name: [int(value) for value in values.split(",")] for name, values in (one.split("=") for one in asked.axis)
+        }
+        plan = Plan(out, asked.pairs.split(","), regime, asked.cases, asked.stop_at_relative_ci, axes)
         measure_rounds(plan, asked.seconds)
     try:
         rows = write_rates(out, asked.published)

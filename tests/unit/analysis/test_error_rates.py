@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def test_the_pairs_are_workloads_whose_slower_kernel_is_named_so(name: str, tmp_
     plan = Plan(tmp_path, (name,), "burst", 2, 0.01)
     spec = parse_spec(json.dumps(spec_of(name, "spin-20261127-000000-a1b2c3", plan, ["again1-n128"])))
     assert (spec.repeats, spec.stop_at_relative_ci, spec.seed) == (50, 0.01, 0xA1B2C3)
+    some = spec_of(name, "spin-20261127-000000-a1b2c3", replace(plan, axes={"n": [1 << 20]}), [])
+    assert some["measure"] == {"axes": {"again": [1, 2], "n": [1 << 20]}}
+
+
+def test_a_round_of_some_sizes_is_not_one_of_all(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, ("spin",), "graph", 2, None)
+    first = unfinished_round(plan, "spin", "NVIDIA H100")
+    assert unfinished_round(replace(plan, axes={"n": [1 << 20]}), "spin", "NVIDIA H100") != first
 
 
 @pytest.mark.parametrize(("events", "trials", "limit"), [(0, 1000, 0.002991), (10, 1000, 0.016903), (5, 5, 1.0)])
