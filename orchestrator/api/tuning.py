@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
-from orchestrator.core.candidates import Candidate, Strategy, TuneSpace, Values, dump_winner, parse_winner, with_values
+from orchestrator.core.candidates import (
+    Candidate,
+    Strategy,
+    TuneSpace,
+    Values,
+    dump_winner,
+    nearest,
+    parse_winner,
+    with_values,
+)
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import NotFound
 from orchestrator.core.market.catalog import gpu_of
@@ -66,11 +75,13 @@ class Search:
     def run(self) -> Tuning:
         """Tries combinations until all are tried or the search is over, and measures the best ones again."""
         config, name, base = self.desk.read()
-        stopped = ""
-        for values in self.space.ordered(self.strategy, self.seed):
+        stopped, left = "", self.space.ordered(self.strategy, self.seed)
+        while left:
             stopped = self.is_over() or self._refusal()
             if stopped:
                 break
+            values = self._choose(left)
+            left.remove(values)
             candidate = self._candidate(base, values, self._beat())
             trial = Trial(values, self.desk.measure_candidate(config, name, candidate))
             self.trials.append(trial)
@@ -82,6 +93,12 @@ class Search:
         """The trials that were right and timed in every case, best first."""
         complete = [one for one in self.trials if one.line.is_complete]
         return sorted(complete, key=lambda one: merit(one.line), reverse=True)
+
+    def _choose(self, left: Sequence[Values]) -> Values:
+        """The combination to try next. A race goes on with those most like the best one: what makes a combination fast
+        is often one of its values."""
+        best = self._best()[:1] if self.strategy == "racing" else []
+        return nearest(left, best[0].values) if best else left[0]
 
     def _beat(self) -> Mapping[str, float]:
         """In a race, what the next combination has to reach in each case: the lower limits of the best one."""

@@ -153,8 +153,8 @@ class TuneSpace:
             yield dict(zip(self.values, values, strict=True))
 
     def ordered(self, strategy: Strategy, seed: int) -> list[Values]:
-        """The combinations in the order in which a strategy tries them; that of `random` and `racing` is drawn from the
-        seed. What is in `best` comes first."""
+        """The combinations in the order in which a strategy tries them, but for the choices that `racing` makes on the
+        way; that of `random` and `racing` is drawn from the seed. What is in `best` comes first."""
         listed = list(self.combinations())
         if strategy != "exhaustive":
             listed.sort(key=lambda one: hashlib.sha256(f"{seed} {sorted(one.items())}".encode()).digest())
@@ -172,6 +172,11 @@ class TuneSpace:
         """What tells the parameters of this file from those of others: its name, and what it declares."""
         declared = {name: list(values) for name, values in self.values.items()}
         return hashlib.sha256(json.dumps([self.file, declared], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def nearest(left: Sequence[Values], best: Values) -> Values:
+    """The first of the combinations that differ from `best` in the fewest parameters."""
+    return min(left, key=lambda one: sum(one[name] != value for name, value in best.items()))
 
 
 def dump_winner(values: Values, session: str, ratio: float) -> bytes:

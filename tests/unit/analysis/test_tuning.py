@@ -115,6 +115,8 @@ class PlayedDesk:
 
     chance: random.Random
     speeds: Mapping[int, float]
+    stages: Mapping[int, float] = field(default_factory=dict)
+    """What the other parameter makes of the speed."""
     lines: list[VersionLine] = field(default_factory=list)
     wrong: int = 0
     blocks: int = 0
@@ -125,9 +127,10 @@ class PlayedDesk:
         return None, "f", Candidate("f", "own/f.py", {"own/f.py": SOURCE.encode()})
 
     def measure_candidate(self, _config: Any, _name: str, candidate: Candidate) -> VersionLine:
-        (block,) = (int(text) for text in re.findall(rb"best = {'block': (\d+)", candidate.files[candidate.path]))
+        (chosen,) = re.findall(rb"best = {'block': (\d+), 'stages': (\d+)}", candidate.files[candidate.path])
+        block, stages = map(int, chosen)
         number = len(self.lines) + 1
-        ratio = self.speeds[block] * math.exp(self.chance.gauss(0, NOISE))
+        ratio = self.speeds[block] * self.stages.get(stages, 1.0) * math.exp(self.chance.gauss(0, NOISE))
         low, high = ratio * math.exp(-2 * NOISE), ratio * math.exp(2 * NOISE)
         has_lost = bool(candidate.beat) and high < min(candidate.beat.values())
         if self.plays_rules:
@@ -190,6 +193,22 @@ def test_a_race_finds_the_best_of_96_in_a_quarter_of_the_blocks_that_all_take() 
         shortfalls.append(max(desk.speeds.values()) / desk.speeds[winner.values["block"]] - 1)
     assert mean(shares) <= 0.25
     assert sum(one > 0.02 for one in shortfalls) <= 0.05 * SEARCHES
+
+
+@pytest.mark.parametrize(("strategy", "least", "most"), [("racing", 2, 24), ("random", 30, 96)])
+def test_a_race_tries_what_is_like_the_best_first(strategy: Strategy, least: float, most: float) -> None:
+    tries = []
+    source = SOURCE.replace("[64, 128, 256]", "[1, 2, 3, 4, 5, 6, 7, 8]").replace("64", "1")
+    source = source.replace("[2, 3]", str(list(range(2, 14))))
+    for seed in range(60):
+        chance = random.Random(seed)
+        speeds = {block: math.exp(chance.random()) for block in range(1, 9)}
+        desk = PlayedDesk(chance, speeds, {one: math.exp(chance.random()) for one in range(2, 14)})
+        made = Search(desk, read_space(source, "f.py"), source, strategy, seed).run()  # type: ignore[arg-type]
+        speed = [speeds[one.values["block"]] * desk.stages[one.values["stages"]] for one in made.trials]  # type: ignore[index]
+        tries.append(next(at for at, one in enumerate(speed, start=1) if one >= 0.98 * max(speed)))
+        assert len(made.trials) == 96
+    assert least <= mean(tries) <= most, tries
 
 
 def test_a_wrong_combination_never_wins_and_the_rest_is_tried() -> None:
