@@ -11,7 +11,7 @@ import torch
 from kernels.harness import lending
 
 Reply = dict[str, Any]
-LEND_BYTES = 64 << 20
+LEND_BYTES = 1 << 20
 """Answers of at least this size stay on the device, where the judge's process copies them. Smaller ones are passed as
 files."""
 PIECE_BYTES = 1 << 28

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from kernels.harness import axes, processes
-from kernels.harness.contenders import Bound, Built
+from kernels.harness.contenders import Bound, Built, Crew
 from kernels.harness.facts import log_line
 from kernels.harness.hands import FIRST_BATCH, UNKNOWN_LIMIT_S, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
@@ -52,9 +52,11 @@ GRAPH_BYTES = 2 << 30
 COLLECTED_ON_CPU_BYTES = 64 << 10
 """On a CPU only answers up to this size are collected: copies of larger ones change where the allocator puts the next
 ones, and calls of 2 ms were then seen to take half as long."""
-REPEATED, REPEATED_BYTES = 600, 64 << 20
-"""So many answers are judged after timing, where there is the time for it, and about so many bytes of them at once. In
-600 calls a fault of one call in a hundred is seen in 997 of 1,000 runs."""
+REPEATED = 600
+"""So many answers are judged after timing, where there is the time for it. In 600 calls a fault of one call in a
+hundred is seen in 997 of 1,000 runs."""
+REPEATED_BYTES: Mapping[str, int] = {"cuda": 1 << 30, "cpu": 64 << 20}
+"""About so many bytes of them are judged at once, but at most an eighth of what is free."""
 REPEATED_S, REPEATED_SHARE = 2.0, 0.1
 """For how long: seconds, or this share of the time for which the case was timed, whichever is longer."""
 REMEMBERED = 1.03
@@ -65,6 +67,7 @@ REMEMBERED_OFTEN = 0.85
 """In such a share of the pairs the second call must be the faster one. Of equal calls 8 of 9 are in one series of 50,
 22 of 25 in one of 10,000."""
 PINGS = 7
+LOADED_AT_ONCE = 16
 IMPLAUSIBLE = 1.5
 """A rate of more than this many times the best rate of the device is not plausible. The margin is for caches, which are
 faster than memory, and for the varying clock of a chip."""
@@ -110,7 +113,8 @@ class Arena:
     """The implementations that have answered at least once. If the device fails before that, the device itself may be
     the cause."""
     trusted: set[str] = field(default_factory=set)
-    """Implementations of a session that were judged after timing and are not judged so again."""
+    """Baselines of a session that were judged while and after they were timed; from then on only their first answer to
+    new inputs is judged."""
     lends: bool | None = None
     """Whether answers can be copied on the device; None before it was tried."""
     last_seed: tuple[str, int] = ("", 0)
@@ -320,6 +324,8 @@ class Arena:
         reason = self.afterthoughts(name, case)
         if reason:
             return replace(fault, passed=False, reason=reason)
+        if original_name(name) != name:  # the code of a control is judged where it is not one
+            return fault
         return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
 
     def judge_collected(self, hand: Hand, case: OwnCase) -> None:
@@ -342,7 +348,7 @@ class Arena:
     def plan_collecting(self, hand: Hand, turn: Turn, case: OwnCase) -> int:
         """How many answers of the next sample are collected. Judges those that the process holds if there is no room
         for more."""
-        if self.device.type == "cpu" and hand.answer_bytes > COLLECTED_ON_CPU_BYTES:
+        if hand.name in self.trusted or (self.device.type == "cpu" and hand.answer_bytes > COLLECTED_ON_CPU_BYTES):
             return 0
         spent_s = self.collecting_s + sum(each.collecting_s for each in self.turns.values())
         if spent_s > COLLECTED_SHARE * (time.perf_counter() - self.case_began):
@@ -370,7 +376,8 @@ class Arena:
         right. It stops after `REPEATED` calls or `limit_s` seconds."""
         used = seeds[: hand.sets]
         began, made, most = time.perf_counter(), 0, 2
-        per_batch = max(1, REPEATED_BYTES // max(1, hand.answer_bytes))
+        room = min(REPEATED_BYTES[self.device.type], processes.free_bytes(self.device) // 4)
+        per_batch = max(1, room // max(1, hand.answer_bytes))
         while made < REPEATED and (made == 0 or time.perf_counter() - began < limit_s):
             calls = max(len(used), min(most, per_batch, REPEATED - made))
             answer = hand.ask(
@@ -389,8 +396,15 @@ class Arena:
             most = min(4 * most, REPEATED)
         return None
 
-    def load(self, name: str) -> Built | BuildFailed | Unavailable:
-        """Starts the implementation's process, which imports the workload and builds what has to be built."""
+    def load(self, implementations: Sequence[str]) -> Crew:
+        """Starts the processes of implementations, their controls and the judge at once, so that each loads while the
+        others do. Returns for each name what came of it."""
+        for hand in (self.judge, *map(self.hand, implementations[:LOADED_AT_ONCE])):
+            hand.begin()
+        return {name: self.loaded(name) for name in dict.fromkeys(map(original_name, implementations))}
+
+    def loaded(self, name: str) -> Built | BuildFailed | Unavailable:
+        """Waits for the implementation's process, which imports the workload and builds what has to be built."""
         try:
             self.hand(name).ready()
         except (Lost, Answered) as exc:
@@ -407,7 +421,8 @@ class Arena:
         @contextmanager
         def around() -> Iterator[None]:
             turn = self.turns.get(hand.name)
-            wanted = turn is not None and secrets.randbelow(1 << 30) < (1 << 30) * CHECKS_IN_EACH_REGIME / self.blocks
+            chosen = secrets.randbelow(1 << 30) < (1 << 30) * CHECKS_IN_EACH_REGIME / self.blocks
+            wanted = turn is not None and chosen and hand.name not in self.trusted
             seed = self.rounds[turn.checked % len(self.rounds)] if turn is not None and wanted else 0
             try:
                 if wanted:

@@ -35,9 +35,9 @@ HUGE_BYTES = 1 << 30
 CHANCE = (
     "its inputs differ from call to call: inputs() must draw them from its generator, as randn(…, generator=generator)"
 )
+TIDIED_BYTES = 64 << 20
+"""After an answer, or for inputs, of at least this size, memory that was needed only to copy them is freed."""
 OTHER_SHAPES = "its answers have other shapes from call to call"
-STACK_LEND_BYTES = 1 << 20
-"""Stacked answers of at least this size stay on the device: there may be many of them."""
 LATER_S = 0.02
 """How long to wait, in seconds, for an implementation that goes on working after its call has returned."""
 
@@ -235,7 +235,7 @@ class Bench:
         if fault:
             self.kept.answer = None
             return {"fault": fault, "files": [], "tree": None}
-        return self.reply_with_kept(folder, lend, STACK_LEND_BYTES)
+        return self.reply_with_kept(folder, lend)
 
     def renew(self, seed: int, sets: int | None = None) -> Reply:
         """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
@@ -324,15 +324,15 @@ class Bench:
         del at_once
         return self.reply_with_kept(folder, lend)
 
-    def reply_with_kept(self, folder: str, lend: bool, least: int = LEND_BYTES) -> Reply:
-        """The reply with the kept answer: as files in `folder`, or with its address on the device if it has `least`
-        bytes and `lend` is set. The answer is kept no longer."""
+    def reply_with_kept(self, folder: str, lend: bool) -> Reply:
+        """The reply with the kept answer: as files in `folder`, or with its address on the device if it is large and
+        `lend` is set. The answer is kept no longer."""
         answer, self.kept.answer = self.kept.answer, None
-        if not lend or size_of(answer) < least:
+        if not lend or size_of(answer) < LEND_BYTES:
             return {"fault": "", **write_answer(answer, folder)}
         reply, self.shown = lend_answer(answer)
         del answer
-        if size_of(self.shown) >= LEND_BYTES:
+        if size_of(self.shown) >= TIDIED_BYTES:
             free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
@@ -344,7 +344,7 @@ class Bench:
 
     def taken(self) -> Reply:
         """Frees the memory of an answer once the judge has copied it."""
-        large = size_of(self.shown) >= LEND_BYTES
+        large = size_of(self.shown) >= TIDIED_BYTES
         self.shown.clear()
         if large:
             self.tidy()
@@ -374,7 +374,7 @@ class Bench:
         finally:
             self.kept.wanted, self.kept.every = False, None
         self.restore()
-        if self.large(LEND_BYTES):
+        if self.large(TIDIED_BYTES):
             self.tidy()  # a capture leaves memory behind for the stream that it warmed up on
         answers = len(self.graph_answers) if is_graph else made.calls_made == 1
         return {"calls_made": made.calls_made, "overhead_us": made.overhead_us, "answers": int(answers)}

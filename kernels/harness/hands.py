@@ -79,6 +79,8 @@ class Hand:
     ) -> None:
         self.name, self.start, self.limits, self.is_baseline = name, start, limits, is_baseline
         self.worker: Worker | None = None
+        self.loading: Worker | None = None
+        """The process until its answer to `load` is read."""
         self.hangs = 0
         self.record: Mapping[str, Any] | None = None
         self.sets = 1
@@ -97,18 +99,26 @@ class Hand:
         """For each sample: the seconds measured here, the seconds that the process reports for all calls, and those for
         one call."""
 
+    def begin(self) -> None:
+        """Starts the process, which loads while this one goes on, unless it runs already."""
+        if self.worker is None and self.loading is None:
+            self.loading = self.start()
+            self.loading.send("load", name=original_name(self.name) or None)
+
     def ready(self) -> Worker:
         """The process, started and loaded. Raises `Unavailable`, `Lost` or `Answered`."""
         if self.hangs >= HANGS_ENOUGH:
             raise Unavailable("not tried again: it hung in a case before")
-        if self.worker is None:
-            worker = self.start()
+        self.begin()
+        if self.loading is not None:
+            worker, self.loading = self.loading, None
             try:
-                loaded = worker.ask("load", self.limits.limit_s("load"), name=original_name(self.name) or None)
+                loaded = worker.receive("load", self.limits.limit_s("load"))
             except (Lost, Answered):
                 worker.end()
                 raise
             self.worker, self.record = worker, loaded.get("record")
+        assert self.worker is not None, "it is loaded"
         return self.worker
 
     def ask(self, op: str, /, **arguments: Any) -> Mapping[str, Any]:
@@ -140,9 +150,10 @@ class Hand:
 
     def end(self) -> None:
         """Ends the process; nothing of it is left."""
-        if self.worker is not None:
-            self.worker.end()
-            self.worker = None
+        for worker in (self.worker, self.loading):
+            if worker is not None:
+                worker.end()
+        self.worker = self.loading = None
 
 
 def waited_s(pid: int | None) -> float:

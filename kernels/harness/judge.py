@@ -55,6 +55,7 @@ class Judge:
             "flops": [number(definition.flops, case) for case in definition.cases],
             "bytes": [number(definition.bytes, case) for case in definition.cases],
             "implementations": list(definition.implementations),
+            "builds": [name for name, one in definition.implementations.items() if must_build(one)],
             "baselines": list(definition.baselines),
             "requirements": list(definition.requirements),
             "tests": [dict(case) for case in definition.tests],
@@ -261,6 +262,12 @@ class Judge:
         self.exact, self.baseline, self.dtypes, self.called_twice = {}, {}, {}, set()
         free_cached_memory(self.device)
         return {}
+
+
+def must_build(implementation: Any) -> bool:
+    """Whether an implementation has something to build before its first call: an entry of a `.cu` file, or a file of
+    its own that is imported."""
+    return isinstance(implementation, dict) or hasattr(implementation, "ready")
 
 
 def reply_of(verdict: Check) -> Reply:

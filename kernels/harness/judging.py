@@ -15,7 +15,7 @@ import torch
 
 from kernels.harness import axes
 from kernels.harness.calls import THESE
-from kernels.harness.contenders import Bound, Built, Crew, bind_contender, build_contender, check_copies, check_output
+from kernels.harness.contenders import Bound, Crew, bind_contender, build_contender, check_copies, check_output
 from kernels.harness.facts import Facts, log_line
 from kernels.harness.input_sets import (
     ASSUMED_CACHE_BYTES,
@@ -89,7 +89,7 @@ class Apart(Protocol):
 
     def timer(self, regime: str) -> Callable[[Contender], Any]: ...
 
-    def load(self, name: str) -> Built | BuildFailed | Unavailable: ...
+    def load(self, implementations: Sequence[str]) -> Crew: ...
 
     def close(self) -> None: ...
 
@@ -142,11 +142,12 @@ class Judged:
 
 def build_all(session: Session) -> Crew:
     """Loads every implementation of the spec; for one that fails, the reason. A failure does not stop the others."""
-    names, arena = dict.fromkeys(map(original_name, session.spec.implementations)), session.arena
-    crew = {
-        name: build_contender(session.spec.workload, name, session.site) if arena is None else arena.load(name)
-        for name in names
-    }
+    spec = session.spec
+    if session.arena is not None:
+        crew = session.arena.load(spec.implementations)
+    else:
+        names = dict.fromkeys(map(original_name, spec.implementations))
+        crew = {name: build_contender(spec.workload, name, session.site) for name in names}
     for name, one in crew.items():
         if isinstance(one, BuildFailed):
             log_line(f"{name}: {one.cause}: {one} ({one.remedy})")

@@ -119,6 +119,10 @@ class OwnWorkload:
         """Its implementations."""
         return tuple(self.describe().get("implementations", ())) or (ALL,)
 
+    def builds(self) -> tuple[str, ...]:
+        """Its implementations that have something to build before their first call."""
+        return tuple(self.describe().get("builds", ()))
+
     def knows(self, implementation: str) -> bool:
         """Whether the workload has an implementation of that name."""
         return implementation in self.shown() or not self.description

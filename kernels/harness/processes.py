@@ -40,12 +40,17 @@ SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
 
 
+IMPORTED_FOR = {"torch._dynamo": (b"torch.compile", b"class Model"), "kernels.harness.triton_modules": (b"triton",)}
+"""Modules that take a worker long to import, and what in a workload's files says that it will."""
+
+
 def worker_modules(workload: Path) -> list[str]:
-    """What every worker for a workload has imported before it begins."""
+    """What every worker for a workload has imported before it begins. None of it touches a device."""
     folder = workload if workload.is_dir() else workload.parent
-    markers = (b"torch.compile", b"class Model")
-    compiles = any(word in one.read_bytes() for one in folder.glob("*.py") for word in markers)
-    return ["kernels.harness.worker", *(["torch._dynamo"] if compiles else [])]
+    sources = [one.read_bytes() for one in folder.glob("*.py")]
+    wanted = [name for name, marks in IMPORTED_FOR.items() if any(mark in text for text in sources for mark in marks)]
+    device_code = ["kernels.device_code"] if torch.version.cuda else []
+    return ["kernels.harness.worker", *device_code, *wanted]
 
 
 def prepare_workers(workload: Path) -> None:
@@ -129,9 +134,18 @@ class Worker:
 
     def ask(self, op: str, limit_s: float, /, **arguments: Any) -> Mapping[str, Any]:
         """The answer to one request. Raises `Lost` and `Answered`."""
+        self.send(op, **arguments)
+        return self.receive(op, limit_s)
+
+    def send(self, op: str, /, **arguments: Any) -> None:
+        """Sends a request. Where the process is gone, `receive` says so."""
         request = {"op": op, **arguments} if op == "load" else {"op": op, "with": arguments}
-        try:
+        with contextlib.suppress(OSError):
             self.pipe.send_bytes(json.dumps(request).encode())
+
+    def receive(self, op: str, limit_s: float) -> Mapping[str, Any]:
+        """The answer to the request that was sent last. Raises `Lost` and `Answered`."""
+        try:
             if not self.answers(op, limit_s):
                 place = self.current_place()
                 self.end()
@@ -176,8 +190,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.kill(pid, FRAMES_SIGNAL)
         deadline, size = time.monotonic() + FRAMES_S, before
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
+        while time.monotonic() < deadline and not self.pipe.poll(0.05):
             if size == (size := os.fstat(self.frames.fileno()).st_size) > before:
                 break
         content = os.pread(self.frames.fileno(), 1 << 20, before).decode(errors="replace")

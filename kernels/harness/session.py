@@ -114,9 +114,9 @@ class Referee:
     def admit(self, path: str) -> list[str]:
         """Reads a candidate and makes a hand for each of its kernels. Returns their names. Raises `Lost`, `Answered`
         and `Unavailable`."""
-        spec, own = self.session.spec, self.session.spec.workload
-        assert isinstance(own, OwnWorkload), "only workloads of users have sessions"
-        start = worker_starter(OwnWorkload(own.form, path), self.session.device, spec.threads)
+        spec, workload = self.session.spec, self.session.spec.workload
+        assert isinstance(workload, OwnWorkload), "only workloads of users have sessions"
+        start = worker_starter(OwnWorkload(workload.form, path), self.session.device, spec.threads)
         reader = Hand("", start, AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
         try:
             description = reader.ask("describe")
@@ -130,6 +130,7 @@ class Referee:
             raise Unavailable("it has no kernel")
         for name in names:
             self.arena.hands[name] = Hand(name, start, self.arena.limits)
+            self.arena.hands[name].begin()
         return names
 
     def measure(

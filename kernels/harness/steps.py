@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
 """What is recorded like a case: that the plan was sent, and that the second clock was begun."""
 FAILED_TESTS = "failed-tests.json"
 """The file in which the correctness step leaves, by implementation, why it failed a test, and whether it answered."""
+NOTHING_TO_BUILD = "nothing to build: the machine already has these implementations"
 DONE, WRONG, NOT_BUILT, GATE_FAILED = 0, 10, 20, 21
 
 
@@ -60,9 +62,10 @@ def observer(facts: Facts, case_id: str = "") -> Callable[[str, float], None]:
 def build_kernel(session: Session) -> int:
     """Builds the implementations, and tries one small case before anything long begins."""
     PROGRESS.begin(observer(session.facts))
+    workload = session.spec.workload
+    if session.arena is not None and isinstance(workload, OwnWorkload):
+        return build_own(session, workload)
     crew = build_all(session)
-    if session.arena is not None:
-        return tell_loaded(session, crew)
     failed = {name: one for name, one in crew.items() if isinstance(one, BuildFailed)}
     for exc in failed.values():
         session.facts.send("gate", name="kernel_loads", passed=False, detail=one_line(str(exc)))
@@ -72,18 +75,27 @@ def build_kernel(session: Session) -> int:
     built = {name: one.record for name, one in crew.items() if isinstance(one, Built) and one.record is not None}
     for record in list(built.values())[:1]:
         tell_built(session, record)
-    detail = ", ".join(built) or "nothing to build: the machine already has these implementations"
+    detail = ", ".join(built) or NOTHING_TO_BUILD
     session.facts.send("gate", name="kernel_loads", passed=True, detail=detail)
     return smoke_test(session, crew, next(iter(built), session.spec.implementations[0]))
+
+
+def build_own(session: Session, workload: OwnWorkload) -> int:
+    """Builds those of the user's implementations that have something to build. The others were imported when the
+    workload was read."""
+    wanted = set(map(original_name, session.spec.implementations))
+    spec = replace(session.spec, implementations=tuple(name for name in workload.builds() if name in wanted))
+    return tell_loaded(session, build_all(replace(session, spec=spec)) if spec.implementations else {})
 
 
 def tell_loaded(session: Session, crew: Crew) -> int:
     """Sends a fact for each implementation of the user that does not load; the others go on."""
     failed = {name: one for name, one in crew.items() if not isinstance(one, Built)}
     loaded = [name for name in crew if name not in failed]
-    if loaded:
-        session.facts.send("gate", name="kernel_loads", passed=True, detail=", ".join(loaded))
     faults = {name: exc for name, exc in failed.items() if isinstance(exc, BuildFailed)}
+    if loaded or not faults:
+        detail = ", ".join(loaded) or NOTHING_TO_BUILD
+        session.facts.send("gate", name="kernel_loads", passed=True, detail=detail)
     for name, exc in failed.items():
         if name in faults:
             session.facts.send("gate", name="kernel_loads", passed=False, detail=f"{name}: {one_line(str(exc))}")
@@ -130,7 +142,7 @@ def smoke_test(session: Session, crew: Crew, subject: str) -> int:
 
 def check_all(session: Session) -> int:
     """Judges every implementation on every correctness case, and writes a row for each into correctness.csv."""
-    crew = build_all(session)
+    crew = build_all(session) if session.spec.correctness else {}
     table: list[rows.Row] = []
     failed_tests: dict[str, tuple[str, bool]] = {}
     checked = failed = 0

@@ -7,6 +7,7 @@ answers are JSON; tensors are passed as files. The process that writes results i
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -24,6 +25,7 @@ from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
 from kernels.harness.confinement import confine
 from kernels.harness.ending import end_with_parent
+from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
 from kernels.harness.processes import FRAMES_SIGNAL
@@ -53,6 +55,7 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                     file = definition.file
                     name = request["name"]
                     subject = Judge(definition, device) if name is None else Bench(definition, name, device)
+                    prepare_device(device, times=name is not None)
                     reply: Reply = {"record": getattr(subject, "record", None)}
                 elif request["op"] == "ping":
                     reply = {}
@@ -66,6 +69,16 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 if device.type == "cuda" and reply["error"] != "unavailable":
                     reply["sticky"] = is_broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
+
+
+def prepare_device(device: torch.device, *, times: bool) -> None:
+    """Makes what every first call on a device waits for, while other processes load: its context, and with `times` the
+    gate of the timers. What fails here will fail, and be reported, where it is needed."""
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):
+            torch.zeros(1, device=device)
+            if times:
+                gate_of(device)
 
 
 def show_frames(path: str) -> None:

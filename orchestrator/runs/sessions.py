@@ -30,7 +30,7 @@ from orchestrator.core.run.fold import Run
 from orchestrator.core.text import clean_line, parse_document
 from orchestrator.runs.engine import Engine, World, is_done
 
-LOOK_S: Final = 0.4
+LOOK_S: Final = 0.2
 """How often a client looks for a verdict, in seconds."""
 TURN_S: Final = 3.0
 """How often the machine is looked at, in seconds. A host is looked at each time, as that brings verdicts."""

@@ -13,7 +13,8 @@ from startup.agent.logs import Log
 from startup.agent.stop import Stop
 from startup.agent.storage import AgentStorage
 
-POLL_S = 0.3
+POLL_S, IDLE_POLL_S, IDLE_AFTER_S = 0.1, 0.3, 5.0
+"""How often a candidate is looked for, in seconds: often at first, as a program sends the next one at once."""
 VERDICT = re.compile(r"candidates/(\d{6})/verdict\.json\Z", re.ASCII)
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*\Z", re.ASCII)
 """The name of a file of a candidate, below its folder."""
@@ -44,10 +45,11 @@ class CandidateQueue:
             found = (VERDICT.search(name) for name in names)
             self.judged = {int(match.group(1)) for match in found if match}
         wait = Patience(self.clock, min(self.idle_s, limit.left()), self.stop.requested)
+        idle_at = self.clock.monotonic() + IDLE_AFTER_S
         while wait.left() > 0:
             stored = self.storage.get(f"{self.prefix}{self.number:06d}.json", patience())
             if stored is None:
-                wait.pause(POLL_S)
+                wait.pause(POLL_S if self.clock.monotonic() < idle_at else IDLE_POLL_S)
                 continue
             number, self.number = self.number, self.number + 1
             if number in self.judged:

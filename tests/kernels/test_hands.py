@@ -15,6 +15,7 @@ import pytest
 from kernels.harness.hands import AnswerLimits, Hand, Place, RemoteTimer, Turn, waited_s
 from kernels.harness.processes import Worker
 from kernels.harness.timers import Timed
+from tests.kernels.played_worker import PlayedWorker
 from tests.support.patience import PATIENCE_S
 
 TOOK_S = 0.05
@@ -24,7 +25,7 @@ class Process:
     pid = 4711
 
 
-class Sampled:
+class Sampled(PlayedWorker):
     """A worker that says that a call took 20 µs, and answers after `TOOK_S`."""
 
     process = Process()
@@ -75,7 +76,7 @@ def test_a_process_that_shares_its_processor_has_waited_for_it() -> None:
     assert waited_s(both[0].pid) == waited_s(None) == 0.0
 
 
-class Answering:
+class Answering(PlayedWorker):
     """A worker that answers at once and keeps the limit that each request had."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from kernels.harness.hands import MOST_RETAKEN, AnswerLimits, Hand, Place, Remot
 from kernels.harness.processes import Worker
 from kernels.harness.rivals import PROBES, DeviceProbe, Rivals
 from tests.kernels.harness_process import ROOT, HarnessProcess, named
+from tests.kernels.played_worker import PlayedWorker
 from tests.kernels.test_cheats import own
 
 NOBODY = 1 << 23
@@ -119,7 +120,7 @@ def test_only_who_uses_the_device_in_the_turn_of_others_is_accused(use: Any, bus
 
 @pytest.mark.parametrize(("disturbed", "retaken", "shared"), [(0, 0, False), (1, 1, False), (9, MOST_RETAKEN, True)])
 def test_a_disturbed_sample_is_taken_again_and_says_so(disturbed: int, retaken: int, shared: bool) -> None:
-    class Sampled:
+    class Sampled(PlayedWorker):
         process = SimpleNamespace(pid=None)
 
         def ask(self, op: str, _limit_s: float, **_: Any) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from kernels.harness.arena import Arena
 from kernels.harness.hands import AnswerLimits, Hand
 from kernels.harness.own import OwnCase
 from kernels.harness.processes import Answered
+from tests.kernels.played_worker import PlayedWorker
 
 CASE = OwnCase({"n": 1}, "n1")
 RIGHT = {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "bytes": 4}
 
 
-class Played:
+class Played(PlayedWorker):
     """A process that answers everything, but for the checks that `fails` names by their number."""
 
     checks = 0
