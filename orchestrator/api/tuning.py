@@ -75,13 +75,13 @@ class Search:
     def run(self) -> Tuning:
         """Tries combinations until all are tried or the search is over, and measures the best ones again."""
         config, name, base = self.desk.read()
-        stopped, left = "", self.space.ordered(self.strategy, self.seed)
-        while left:
+        stopped, untried = "", self.space.ordered(self.strategy, self.seed)
+        while untried:
             stopped = self.is_over() or self._refusal()
             if stopped:
                 break
-            values = self._choose(left)
-            left.remove(values)
+            values = self._choose(untried)
+            untried.remove(values)
             candidate = self._candidate(base, values, self._beat())
             trial = Trial(values, self.desk.measure_candidate(config, name, candidate))
             self.trials.append(trial)
@@ -94,11 +94,11 @@ class Search:
         complete = [one for one in self.trials if one.line.is_complete]
         return sorted(complete, key=lambda one: merit(one.line), reverse=True)
 
-    def _choose(self, left: Sequence[Values]) -> Values:
+    def _choose(self, untried: Sequence[Values]) -> Values:
         """The combination to try next. A race goes on with those most like the best one: what makes a combination fast
         is often one of its values."""
         best = self._best()[:1] if self.strategy == "racing" else []
-        return nearest(left, best[0].values) if best else left[0]
+        return nearest(untried, best[0].values) if best else untried[0]
 
     def _beat(self) -> Mapping[str, float]:
         """In a race, what the next combination has to reach in each case: the lower limits of the best one."""

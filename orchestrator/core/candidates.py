@@ -174,9 +174,9 @@ class TuneSpace:
         return hashlib.sha256(json.dumps([self.file, declared], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def nearest(left: Sequence[Values], best: Values) -> Values:
+def nearest(untried: Sequence[Values], best: Values) -> Values:
     """The first of the combinations that differ from `best` in the fewest parameters."""
-    return min(left, key=lambda one: sum(one[name] != value for name, value in best.items()))
+    return min(untried, key=lambda one: sum(one[name] != value for name, value in best.items()))
 
 
 def dump_winner(values: Values, session: str, ratio: float) -> bytes:
