@@ -70,7 +70,7 @@ class Compute(BodyPart):
             ("GET", "/regions/{region}", self.get_region, "compute.regions.get"),
             ("GET", "/aggregated/{kind:instances}", self.list_aggregated, "compute.instances.list"),
             ("GET", "/aggregated/{kind:operations}", self.list_aggregated, "compute.globalOperations.list"),
-            ("GET", "/aggregated/{kind:machineTypes|acceleratorTypes|disks}", self.list_aggregated),
+            ("GET", f"/aggregated/{{kind:{kinds}}}", self.list_aggregated),
             ("GET", "/aggregated/{kind:subnetworks}", self.list_regional, "compute.subnetworks.list"),
             ("GET", "/aggregated/{kind:routers}", self.list_regional, "compute.routers.list"),
             ("GET", "/zones/{zone}/{kind:instances}", self.list_kind, "compute.instances.list"),

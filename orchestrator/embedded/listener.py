@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import struct
 import sys
@@ -31,6 +32,8 @@ REFUSED_BYTES = 1 << 16
 DRAINED_BYTES = 64 << 20
 """The most bytes of an unread body that are read and dropped, so that the connection can be used again."""
 PIECE_BYTES = 1 << 16
+MOST_CHUNK_HEAD_BYTES = 1024
+CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
 
 Now = Callable[[str], datetime]
 """Returns the time in the Date header of an answer to a target (path and query)."""
@@ -247,12 +250,16 @@ class Exchange(BaseHTTPRequestHandler):
         except (Reset, OSError):
             self.cut()
             return
-        if reply.status == 413:
-            self.close_connection = True
-        elif not self._drained(pieces, length):
+        try:
+            if reply.status == 413:
+                self.close_connection = True
+            elif not self._drained(pieces, length):
+                reply.close()
+                self.cut()
+                return
+        except ApiError as malformed:
             reply.close()
-            self.cut()
-            return
+            reply = json_reply(malformed.status, malformed.document())
         self.send(reply)
 
     def _answer(self, request: HttpRequest) -> Reply:
@@ -269,7 +276,8 @@ class Exchange(BaseHTTPRequestHandler):
             return json_reply(500, error_document(500, message, "backendError"))
 
     def _drained(self, pieces: Iterator[bytes], length: int | None) -> bool:
-        """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow."""
+        """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow. Raises
+        as `pieces`, but no `OSError`."""
         bytes_left = DRAINED_BYTES
         if (length or 0) > bytes_left:
             return next(pieces, None) is None
@@ -283,7 +291,7 @@ class Exchange(BaseHTTPRequestHandler):
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, piece by piece. Raises `OSError` if it breaks off, or if its encoding is invalid."""
+        """The body, piece by piece. Raises `OSError` if it breaks off, `ApiError` (400) if its encoding is invalid."""
         length = self.body_length
         if length is not None:
             yield from self._exactly(length)
@@ -295,13 +303,11 @@ class Exchange(BaseHTTPRequestHandler):
             pass  # trailers
 
     def _chunk_size(self) -> int:
-        try:
-            size = int(self.rfile.readline().split(b";")[0], 16)
-        except ValueError as exc:
-            raise ConnectionAbortedError("the size of a chunk is not a number") from exc
-        if size < 0:
-            raise ConnectionAbortedError("the size of a chunk is negative")
-        return size
+        text = self.rfile.readline(MOST_CHUNK_HEAD_BYTES).partition(b";")[0].strip()
+        if not CHUNK_SIZE.fullmatch(text):
+            self.close_connection = True  # where the next request begins is not known
+            raise ApiError(400, "The size of a chunk of the request body is not a number.", "badRequest")
+        return int(text, 16)
 
     def _exactly(self, left: int) -> Iterator[bytes]:
         while left > 0:

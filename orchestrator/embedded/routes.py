@@ -44,7 +44,8 @@ def make_routes(
     service: str, prefix: str, *entries: tuple[str, str, Answer] | tuple[str, str, Answer, str | None]
 ) -> list[Route]:
     """Routes from (method, path below `prefix`, answer, permission). In a path `{name}` stands for a part without `/`
-    and `:`, `{name*}` for one without `/`, and `{name:a|b}` for one of these words."""
+    and `:`, `{name*}` for one without `/`, and `{name:a|b}` for one of these words. A path of Compute Engine's has no
+    method after a colon, so there a part may have one."""
     return [
         Route(service, method, path_pattern(prefix + path), answer, permission[0] if permission else "")
         for method, path, answer, *permission in entries
@@ -52,8 +53,10 @@ def make_routes(
 
 
 def path_pattern(template: str) -> re.Pattern[str]:
+    any_name = template.startswith("/compute/")
+
     def part(match: re.Match[str]) -> str:
-        return f"(?P<{match[1]}>{'[^/]+' if match[2] else match[3] or '[^/:]+'})"
+        return f"(?P<{match[1]}>{'[^/]+' if match[2] or (any_name and not match[3]) else match[3] or '[^/:]+'})"
 
     return re.compile(re.sub(r"\{(\w+)(\*?)(?::([^}]+))?\}", part, template))
 

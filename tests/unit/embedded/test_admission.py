@@ -162,6 +162,13 @@ def test_an_unknown_zone_region_or_project_is_not_found(stage: Stage) -> None:
     assert stage.rest.session.get(other).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "path", ["zones/z:1", f"zones/{ZONE}/instances/a:b", "global/networks/a:b", "global/images/a:b"]
+)
+def test_a_colon_in_a_name_is_a_name_that_nothing_has(stage: Stage, path: str) -> None:
+    assert stage.rest.call("GET", f"/{path}")[0] == 404
+
+
 def test_what_this_cloud_cannot_do_is_said_and_not_guessed(stage: Stage) -> None:
     assert stage.rest.call("PUT", "/zones")[0] == 405
     assert stage.rest.call("GET", "/global/addresses")[0] == 501

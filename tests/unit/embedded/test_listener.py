@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import requests
 
@@ -61,3 +63,20 @@ def test_a_reset_breaks_a_connection_and_a_closed_listener_cuts_open_ones() -> N
         listener.close()
         with pytest.raises(requests.ConnectionError):
             session.get(listener.url, timeout=600)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("body", [b"zz\r\nabc\r\n0\r\n\r\n", b"-1\r\nabc\r\n0\r\n\r\n", b"1\r\na\r\nq\r\n"])
+def test_a_malformed_chunked_body_is_refused_and_nothing_after_it_is_answered(body: bytes, reads: bool) -> None:
+    listener = Listener("test", lambda request: Reply(200, request.body if reads else b""), Guard())
+    host, port = listener.url.removeprefix("http://").split(":")
+    head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    try:
+        with socket.create_connection((host, int(port)), timeout=600) as connection:
+            connection.sendall(head + body + b"GET /smuggled HTTP/1.1\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    finally:
+        listener.close()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"chunk" in answer
