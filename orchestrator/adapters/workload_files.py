@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -16,7 +18,16 @@ from orchestrator.core.config.model import Form, Workload
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.forms import flashinfer, gpumode, kernelbench, program
 from orchestrator.core.forms.gpumode import TASK_FILES
-from orchestrator.core.forms.reading import NOTHING, OBJECT, WorkloadNeeds, imported_modules, is_module_name, strings
+from orchestrator.core.forms.reading import (
+    COMES_ALONG,
+    NOTHING,
+    OBJECT,
+    WorkloadNeeds,
+    imported_modules,
+    is_module_name,
+    required_imports,
+    strings,
+)
 from orchestrator.core.forms.reading import parse_needs as needs_of
 from orchestrator.core.text import MOST_SOURCE, clean_line, count, os_error_text, read_text
 from orchestrator.core.workload import HINT, case_id, sketch_workload
@@ -307,11 +318,12 @@ def files_of(workload: Workload | None) -> dict[str, bytes]:
     return {} if workload is None else gather_files(Path(workload.path))
 
 
-def own_workload(path: Path) -> Workload:
+def own_workload(path: Path, *, on_host: bool = False) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
-    sent: a plan says what a launch would."""
+    sent: a plan says what a launch would. A module that is missing here may be on the user's own machine: `on_host`."""
     try:
         files, workload = gather_files(path), read_workload(path)
+        absent = list(_absent_modules(workload)) if workload.form == "file" else []
     except OSError as exc:
         raise ConfigError(f"cannot look at {clean_line(str(path), 200)}: {os_error_text(exc)}", hint=HINT) from exc
     wheels = [f"wheel {name} {sha256(files[f'{FOLDER}/{name}']).hexdigest()}" for name in workload.needs.wheels]
@@ -319,6 +331,10 @@ def own_workload(path: Path) -> Workload:
     where = str(path.resolve())
     forms = _forms_in(path) if path.is_dir() else []
     several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
+    for one in absent:
+        if not (one.is_here or on_host):
+            raise ConfigError(f"{one.place}: {one.fault}", hint=one.hint)
+        several.append(f"{one.place}: imports {one.module}, which another machine has only if requirements name it")
     notes = tuple(clean_line(note, 300) for note in (*several, *workload.notes, *_unsent(with_wheels(workload), path)))
     return Workload(
         path=where,
@@ -330,6 +346,56 @@ def own_workload(path: Path) -> Workload:
         notes=notes,
         cuda=workload.cuda,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentModule:
+    """A module that a workload imports, that is not sent, and that comes neither with torch nor by a requirement."""
+
+    place: str
+    module: str
+    folder: Path
+    is_here: bool
+    """Whether this computer's Python has it."""
+
+    @property
+    def fault(self) -> str:
+        if (self.folder / self.module).is_dir():
+            return f"imports {self.module}, a folder beside the file, which is not sent with a file alone"
+        return (
+            f"imports {self.module}, but there is no {self.module}.py beside the file, and no requirement of its name"
+        )
+
+    @property
+    def hint(self) -> str:
+        if (self.folder / self.module).is_dir():
+            return f"`bench launch {self.folder.resolve()}` sends the folder, if the file in it has the folder's name"
+        return f'put {self.module}.py beside it, or install the package: requirements = ["{self.module}"]'
+
+
+def _absent_modules(own: Own) -> Iterator[AbsentModule]:
+    """Yield each module that the workload's file, or a module beside it, cannot be imported without."""
+    main = own.root / f"{own.name}.py"
+    seen, pending = {main.stem}, [main]
+    folders = {name.split("/")[0] for name in own.files if "/" in name}
+    imported = set().union(*(imported_modules(text_of(one)) for one in own.files.values() if one.suffix == ".py"))
+    while pending:
+        file = pending.pop()
+        for module, line in required_imports(text_of(file)):
+            if module in seen or module in sys.stdlib_module_names or module in COMES_ALONG or module in folders:
+                continue
+            seen.add(module)
+            if f"{module}.py" in own.files:
+                pending.append(own.files[f"{module}.py"])
+            elif not own.needs.may_provide(module, imported):
+                yield AbsentModule(f"{file.name}:{line}", module, own.root, _is_installed(module))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _unsent(own: Own, path: Path) -> Iterator[str]:

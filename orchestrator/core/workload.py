@@ -20,7 +20,6 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.reading import KEYS, NotPython, WorkloadNeeds, parse_needs, parse_python
 from orchestrator.core.market.catalog import closest_word
-from orchestrator.core.text import count
 
 # Finds mistakes in the text of a workload's file that the harness would refuse, before a machine is requested.
 # Mistakes that the text does not show are found by the machine that runs it. Pure.
@@ -250,6 +249,8 @@ BINARY: Final[Mapping[type[ast.operator], Any]] = {
     ast.Pow: operator.pow,
 }
 LARGEST: Final = 1 << 62
+DEEPEST: Final = 50
+"""How many names and calls deep the length of a list is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +394,15 @@ def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
     if given not in bound:
         return ({},)
     line, expression = bound[given]
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"{file}:{line}: {what}", hint=HINT)
+
+    _few(_fewest_cases(expression, bound), wrong)
     try:
         value = _value(expression)
     except Unknown:
         return ()
-
-    def wrong(what: str) -> ConfigError:
-        return ConfigError(f"{file}:{line}: {what}", hint=HINT)
 
     if given == "cases":
         if not isinstance(value, (list, tuple)) or not value or not all(isinstance(one, dict) for one in value):
@@ -419,9 +422,47 @@ def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
     return tuple(cases)
 
 
+def _fewest_cases(expression: ast.expr | None, bound: Found) -> int:
+    """The number of cases that axes or cases have at least, without making them: an axis whose length the text does
+    not show counts as one."""
+    if isinstance(expression, ast.Dict):
+        return math.prod(max(1, _length(values, bound)) for values in expression.values)
+    return _length(expression, bound)
+
+
+def _length(node: ast.expr | None, bound: Found, depth: int = 0) -> int:
+    """The length of a list in the text; 0 if it is known only when the file runs."""
+    if depth > DEEPEST:
+        return 0
+    match node:
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return len(elements) if not any(isinstance(one, ast.Starred) for one in elements) else 0
+        case ast.Name(id=name) if name in bound:
+            return _length(bound[name][1], bound, depth + 1)
+        case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]):
+            try:
+                return _range_length(*map(_number, arguments))
+            except (Unknown, TypeError, ValueError):
+                return 0
+        case ast.Call(func=ast.Name(id="list" | "tuple" | "sorted"), args=[argument], keywords=[]):
+            return _length(argument, bound, depth + 1)
+        case ast.ListComp(generators=generators) if not any(one.ifs for one in generators):
+            return math.prod(_length(one.iter, bound, depth + 1) for one in generators)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _length(left, bound, depth + 1) + _length(right, bound, depth + 1)
+        case _:
+            return 0
+
+
+def _range_length(start: int, stop: int | None = None, step: int = 1) -> int:
+    """The length of a `range`, which may be more than `len` can return."""
+    first, last = (0, start) if stop is None else (start, stop)
+    return max(0, -((first - last) // step)) if step else 0
+
+
 def _few(cases: int, wrong: Callable[[str], ConfigError]) -> None:
     if cases > MOST_CASES:
-        raise wrong(f"{count(cases, 'case')} are more than {MOST_CASES:,}")
+        raise wrong(f"{cases:,} cases are more than {MOST_CASES:,}")
 
 
 def _value(node: ast.expr | None) -> Any:

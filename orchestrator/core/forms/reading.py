@@ -7,7 +7,7 @@ import ast
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -75,6 +75,13 @@ MEASURED_WITH: Final = frozenset({"torch", "triton", "numpy", "cupy", "cutlass",
 """Modules beside Python's own that a workload, or what measures it, imports."""
 
 
+COMES_ALONG: Final = MEASURED_WITH | frozenset(
+    {"functorch", "torchgen", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock"}
+    | {"fsspec", "setuptools", "pkg_resources"}
+)
+"""Modules that are wherever torch is installed."""
+
+
 def is_module_name(stem: str) -> bool:
     """Return whether a file of this name would be imported in the place of a module of Python's or of PyTorch's."""
     return stem in sys.stdlib_module_names or stem in MEASURED_WITH
@@ -111,6 +118,25 @@ def imported_modules(text: str) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
     return {name.split(".")[0] for name in names}
+
+
+def required_imports(text: str) -> list[tuple[str, int]]:
+    """Return (module, line) of each import without which the file cannot be imported: not those in functions, and not
+    those under a condition or in a `try` with a handler. Empty if the text is not Python, or changes `sys.path`."""
+
+    def of(body: Sequence[ast.stmt]) -> Iterator[tuple[str, int]]:
+        for node in body:
+            if isinstance(node, ast.Import):
+                yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                yield node.module.split(".")[0], node.lineno
+            elif isinstance(node, (ast.ClassDef, ast.With)) or (isinstance(node, ast.Try) and not node.handlers):
+                yield from of(node.body)
+
+    try:
+        return [] if "sys.path" in text else [*of(parse_python(text).body)]
+    except NotPython:
+        return []
 
 
 def bound_names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
@@ -168,6 +194,14 @@ class WorkloadNeeds:
     def wheels(self) -> tuple[str, ...]:
         """The wheel files that must be beside the workload."""
         return tuple(one for one in self.pip if one.endswith(".whl"))
+
+    def may_provide(self, module: str, imported: Set[str]) -> bool:
+        """Return whether a requirement is, or may be, the package of `module`: one that has the name of none of the
+        `imported` modules may have any in it, and so may what `build` makes."""
+        names = [re.split(r"[^\w.-]", one)[0] for one in self.pip if not one.endswith(".whl")]
+        names += [one.partition("-")[0] for one in self.wheels]
+        packages = {re.sub(r"[-.]+", "_", name).lower() for name in names}
+        return bool(self.build) or module.lower() in packages or bool(packages - {one.lower() for one in imported})
 
     def installed(self) -> tuple[str, ...]:
         """The packages to install, each with its installer: `pip triton==3.4`, `apt libnuma-dev`."""

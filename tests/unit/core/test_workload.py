@@ -318,3 +318,92 @@ def test_a_function_is_no_misspelt_kernel_where_something_uses_it(name: str) -> 
     with pytest.raises(ConfigError, match=rf"own.py:4: nothing uses {name}; did you mean (kernel|baseline)_mine\?"):
         sketch_workload(text + helper + kernel.format("abs"), "own.py")
     assert sketch_workload(text + helper + kernel.format(name), "own.py").implementations == ("right",)
+
+
+PLAIN = GOOD.replace('requirements = ["triton>=3"]\n', "")
+
+
+def planned(folder: Path, text: str, *, on_host: bool = False) -> Workload:
+    file = folder / "mine.py"
+    file.write_text(text)
+    return own_workload(file, on_host=on_host)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch, math, triton.language as tl",
+        "try:\n    import flash_nothing\nexcept ImportError:\n    flash_nothing = None",
+        "def helper():\n    import flash_nothing",
+        "if __name__ == '__main__':\n    import flash_nothing",
+        "import sys\nsys.path.append('/opt/x')\nimport flash_nothing",
+        "import flash_nothing\nrequirements = ['flash-nothing==2']",
+        "import flash_nothing\nrequirements = ['flash_nothing-1.0-py3-none-any.whl']",
+        "import flash_nothing\nrequirements = ['a-package-of-another-name']",
+        "import flash_nothing\nbuild = 'make'",
+        "from . import flash_nothing",
+        "import beside",
+    ],
+)
+def test_an_import_that_may_succeed_is_planned_without_a_word(tmp_path: Path, imports: str) -> None:
+    (tmp_path / "beside.py").write_text("import os\n")
+    (tmp_path / "flash_nothing-1.0-py3-none-any.whl").write_bytes(b"")
+    assert not [note for note in planned(tmp_path, f"{imports}\n{PLAIN}").notes if "imports" in note]
+
+
+def test_a_module_missing_for_a_helper_is_named_with_the_helpers_line(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import os\n\nimport flash_nothing\n")
+    with pytest.raises(ConfigError, match=r"^beside\.py:3: imports flash_nothing, but there is no flash_nothing\.py"):
+        planned(tmp_path, "import beside\n" + PLAIN)
+
+
+def test_a_requirement_that_another_import_uses_provides_no_other_module(tmp_path: Path) -> None:
+    text = "import numpy, triton, flash_nothing\nrequirements = ['triton>=3']\n"
+    with pytest.raises(ConfigError, match=r"mine\.py:1: imports flash_nothing"):
+        planned(tmp_path, text + PLAIN)
+
+
+def test_a_package_beside_a_file_alone_is_not_sent_and_a_folders_is(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "__init__.py").write_text("")
+    with pytest.raises(ConfigError, match="imports lib, a folder beside the file") as refused:
+        planned(folder, "from lib import x\n" + PLAIN)
+    assert refused.value.hint == f"`bench launch {folder}` sends the folder, if the file in it has the folder's name"
+    assert own_workload(folder).notes == ()
+
+
+def test_a_module_that_only_this_computer_may_have_is_a_note(tmp_path: Path) -> None:
+    there = "mine.py:1: imports pytest, which another machine has only if requirements name it"
+    assert planned(tmp_path, "import pytest\n" + PLAIN).notes == (there,)
+    on_host = planned(tmp_path, "import flash_nothing\n" + PLAIN, on_host=True)
+    assert on_host.notes == (there.replace("pytest", "flash_nothing"),)
+
+
+@pytest.mark.parametrize(
+    ("axes", "cases"),
+    [
+        ("{'a': list(range(10**7))}", "10,000,000"),
+        ("{'a': range(5), 'b': tuple(sorted(range(0, 10**5, 3)))}", "166,670"),
+        ("{'a': NAMES, 'b': NAMES}\nNAMES = [str(k) for k in range(101)]", "10,201"),
+        ("{'a': [1] + list(range(10**4)), 'b': unknown()}", "10,001"),
+    ],
+)
+def test_more_cases_than_are_measured_are_refused_without_making_them(axes: str, cases: str) -> None:
+    text = PLAIN.replace('{"rows": [1 << 4, 3], "dtype": ["float32"]}', axes)
+    with pytest.raises(ConfigError, match=f"mine.py:1: {cases} cases are more than 10,000"):
+        sketch_workload(text, "mine.py")
+
+
+@pytest.mark.parametrize(
+    "values", ["range(10**4)", "[k for k in range(10**9) if k < 3]", "(x := range(10**9))", "X\nX = X"]
+)
+def test_a_grid_whose_size_the_text_does_not_show_is_left_open(values: str) -> None:
+    text = PLAIN.replace('{"rows": [1 << 4, 3], "dtype": ["float32"]}', f"{{'a': {values.partition(chr(10))[0]}}}")
+    assert sketch_workload(text + values.partition("\n")[2], "mine.py").cases == ()
+
+
+def test_the_harness_refuses_a_huge_grid_before_it_makes_the_cases() -> None:
+    axes = {name: list(range(1000)) for name in "abcd"}
+    with pytest.raises(ValueError, match="1,000,000,000,000 cases are more than 10,000"):
+        one_file.cases_of({"axes": axes}, lambda words, _: ValueError(words))
