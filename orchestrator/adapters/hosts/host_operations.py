@@ -59,6 +59,9 @@ def build_command(operation: str, arguments: Mapping[str, Any], python: str) -> 
     return ["sh", "-c", SCRIPT, python or "python3", packed_programme(), operation, packed]
 
 
+OUTPUT_MARK: Final = "spotbench-output-begins"
+
+
 def in_sh(line: str) -> str:
     """The command line that has `sh` run `line`, whatever shell the login has: one line, without a character that
     csh or fish read in another way between single quotes."""

@@ -39,6 +39,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from orchestrator.adapters.hosts.host_operations import (
     MOST_BYTES,
+    OUTPUT_MARK,
     Endless,
     answer_in,
     build_command,
@@ -378,9 +379,11 @@ class SshShell:
         raise no_answer(self.target, ran.exited, ran.stdout.strip(), ran.stderr.strip(), python or "python3")
 
     def run(self, line: str, *, timeout_s: float = 15) -> tuple[int, str, str]:
-        """One command line of `sh` there: exit code, standard output, standard error."""
-        ran = self._ran(in_sh(line), timeout_s, "looked at")
-        return int(ran.exited), str(ran.stdout), str(ran.stderr)
+        """One command line of `sh` there: exit code, standard output without what a login printed before it, standard
+        error."""
+        ran = self._ran(in_sh(f"echo {OUTPUT_MARK}\n{line}"), timeout_s, "looked at")
+        login, mark, out = str(ran.stdout).partition(f"{OUTPUT_MARK}\n")
+        return int(ran.exited), out if mark else login, str(ran.stderr)
 
     def put(self, data: bytes, path: str) -> None:
         try:

@@ -55,6 +55,16 @@ def test_a_key_that_runs_one_command_only_is_one_failure_and_named(bench: Bench,
     assert found["host.python"]["level"] == found["host.gpu"]["level"] == "skipped"
 
 
+def test_what_a_login_prints_is_no_part_of_what_a_host_says(bench: Bench, start: Start, client: Client) -> None:
+    with start(lines=('ForceCommand echo "Welcome to box"; eval "$SSH_ORIGINAL_COMMAND"',)) as server:
+        client.reaches(server)
+        found = looked_at(bench)
+    assert found["host.reachable"]["level"] == "ok"
+    for name in ("host.gpu", "host.driver"):
+        assert found[name]["level"] != "fail"
+        assert "Welcome" not in found[name]["why"]
+
+
 def test_a_host_that_moves_no_files_is_one_failure_beside_what_is_right(
     bench: Bench, start: Start, client: Client, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -155,13 +156,17 @@ def test_settings_that_ssh_refuses_are_told_in_its_words(client: Client) -> None
     assert "`ssh -G box`" in hint
 
 
+SHELLS = [path for name in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if (path := shutil.which(name))]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("line", ["echo 'a b' \"$HOME\"; printf '%s' '!x\\n'", "for i in 1 2\ndo echo `echo $i`\ndone"])
-def test_a_line_is_one_word_of_single_quotes_in_every_shell(line: str) -> None:
+def test_a_line_is_one_word_of_single_quotes_in_every_shell(line: str, shell: str) -> None:
     sent = in_sh(line)
     inner = sent.removeprefix("sh -c '").removesuffix("'")
     assert not set(inner) & set("'!\n")
     assert "\\\\" not in inner
-    ran = subprocess.run(["sh", "-c", sent], capture_output=True, text=True, check=True)
+    ran = subprocess.run([shell, "-c", sent], capture_output=True, text=True, check=True)
     assert ran.stdout == subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
 
 
@@ -262,8 +267,10 @@ def test_an_account_that_runs_no_commands_is_told_from_a_host_that_is_down(start
 def test_what_a_login_shell_prints_is_not_taken_for_an_answer(start: Start, client: Client) -> None:
     with serving(start, client, PYTHONS, 'ForceCommand echo "Welcome to box"; eval "$SSH_ORIGINAL_COMMAND"'):
         assert ask("box") == {"runs": []}
+        shell = SshShell(parse_target("box"))
+        assert shell.run("printf 'a\\nb'; printf c >&2; exit 3") == (3, "a\nb", "c")
         with pytest.raises(HostUnfit, match="moves no files by SFTP"):
-            SshShell(parse_target("box")).get("/etc/hostname", limit=1 << 20)
+            shell.get("/etc/hostname", limit=1 << 20)
 
 
 def test_a_host_that_says_ever_more_is_heard_out_no_further_than_any_answer_goes(
