@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.api.results import read_report
-from orchestrator.cli.fetch import answer_parts
+from orchestrator.cli.fetch import Answer
 
 COLUMNS = 118
 
@@ -21,8 +21,7 @@ COLUMNS = 118
 def picture(folder: Path) -> str:
     """An SVG that loads nothing from elsewhere. The line that says where the report is on this disk is left out."""
     console = Console(width=COLUMNS, record=True, force_terminal=True, file=io.StringIO())
-    for part in answer_parts(folder.name, "succeeded", read_report(folder)):
-        console.print(part)
+    console.print(Answer(folder.name, "succeeded", read_report(folder)))
     drawn = console.export_svg(title="bench", unique_id="answer")
     drawn = re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
     fonts = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

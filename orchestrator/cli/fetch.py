@@ -119,8 +119,9 @@ class Answer:
     run_id: str
     state: str
     report: Report
-    place: Text
-    most: int | None
+    place: Text | None = None
+    """Where its files are."""
+    most: int | None = MOST_LINES - 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.most is None:
@@ -155,10 +156,10 @@ class Answer:
 
     def parts(self, rows: Sequence[AnswerRow], limit: int, *, brief: bool) -> list[RenderableType]:
         """The answer with at most `limit` rows; if `brief`, without the sentences that only `-v` needs."""
-        study = self.report.study
+        study, place = self.report.study, [self.place] if self.place else []
         head = Text.assemble((self.run_id, "bold"), "  ")
         if not study.cases:
-            return [head.append(f"no case was measured; the run is {self.state.replace('_', ' ')}"), self.place]
+            return [head.append(f"no case was measured; the run is {self.state.replace('_', ' ')}"), *place]
         head.append(f"{self.report.workload} on ").append(self.report.device, "bold").append(f": {self.report.cases}")
         parts: list[RenderableType] = [head]
         wrong, here = self.failures(FAULTS), self.failures([HERE])
@@ -176,7 +177,7 @@ class Answer:
             parts += [Text(words) for words in [ranks_in_words(study.parts()[0])] if words]
             parts += [Text(one.text, "dim") for one in here[:1]]
         unnamed = len(here) if brief else max(0, len(here) - 1)
-        return [*parts, *self.not_shown(shown, unnamed), self.place]
+        return [*parts, *self.not_shown(shown, unnamed), *place]
 
     def failures(self, kinds: Sequence[str]) -> tuple[Failure, ...]:
         return failures(self.report.study, kinds)
