@@ -73,6 +73,8 @@ class Compute(BodyPart):
             ("GET", f"/aggregated/{{kind:{kinds}}}", self.list_aggregated),
             ("GET", "/aggregated/{kind:subnetworks}", self.list_regional, "compute.subnetworks.list"),
             ("GET", "/aggregated/{kind:routers}", self.list_regional, "compute.routers.list"),
+            ("GET", "/regions/{region}/{kind:subnetworks}", self.list_regional, "compute.subnetworks.list"),
+            ("GET", "/regions/{region}/{kind:routers}", self.list_regional, "compute.routers.list"),
             ("GET", "/zones/{zone}/{kind:instances}", self.list_kind, "compute.instances.list"),
             ("POST", instances, self.insert, "compute.instances.create"),
             ("GET", instance, self.get_instance, "compute.instances.get"),
@@ -208,8 +210,11 @@ class Compute(BodyPart):
         scopes = {f"zones/{zone}": self._of_kind(kind, zone) for zone in self.inventory.zones}
         return aggregated_response(f"projects/{self.project}/aggregated/{kind}", kind, scopes, request.query)
 
-    def list_regional(self, request: HttpRequest, kind: str) -> Document:
+    def list_regional(self, request: HttpRequest, kind: str, region: str = "") -> Document:
+        """Those of one region, or of all."""
         of_kind = {"subnetworks": self.resources.subnetworks, "routers": self.resources.routers}[kind]
+        if region:
+            return self._list(request, kind, of_kind(region, request.target), f"/regions/{region}")
         scopes = {f"regions/{region}": of_kind(region, request.target) for region in self.inventory.regions}
         return aggregated_response(f"projects/{self.project}/aggregated/{kind}", kind, scopes, request.query)
 

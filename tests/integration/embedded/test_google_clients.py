@@ -188,6 +188,9 @@ def test_everything_that_stands_there_is_valid(stage: Stage, recorder: Recorder)
     assert [disk.size_gb for disk in disks.list(project=project, zone=ZONE)] == [60]
     assert list(disks.aggregated_list(project=project))
     assert disks.get(project=project, zone=ZONE, disk=NAME).users
+    place = {"project": project, "region": "us-central1"}
+    assert list(google.client(compute_v1.SubnetworksClient).list(**place))
+    assert list(google.client(compute_v1.RoutersClient).list(**place))
     disk_types = google.client(compute_v1.DiskTypesClient)
     assert list(disk_types.list(project=project, zone=ZONE))
     assert dict(disk_types.aggregated_list(project=project))[f"zones/{ZONE}"].disk_types
