@@ -401,9 +401,9 @@ class Arena:
         others do. Returns for each name what came of it."""
         for hand in (self.judge, *map(self.hand, implementations[:LOADED_AT_ONCE])):
             hand.begin()
-        return {name: self.loaded(name) for name in dict.fromkeys(map(original_name, implementations))}
+        return {name: self.finish_loading(name) for name in dict.fromkeys(map(original_name, implementations))}
 
-    def loaded(self, name: str) -> Built | BuildFailed | Unavailable:
+    def finish_loading(self, name: str) -> Built | BuildFailed | Unavailable:
         """Waits for the implementation's process, which imports the workload and builds what has to be built."""
         try:
             self.hand(name).ready()

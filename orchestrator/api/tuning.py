@@ -13,8 +13,8 @@ from orchestrator.core.candidates import (
     Strategy,
     TuneSpace,
     Values,
+    closest_combination,
     dump_winner,
-    nearest,
     parse_winner,
     with_values,
 )
@@ -98,7 +98,7 @@ class Search:
         """The combination to try next. A race goes on with those most like the best one: what makes a combination fast
         is often one of its values."""
         best = self._best()[:1] if self.strategy == "racing" else []
-        return nearest(untried, best[0].values) if best else untried[0]
+        return closest_combination(untried, best[0].values) if best else untried[0]
 
     def _beat(self) -> Mapping[str, float]:
         """In a race, what the next combination has to reach in each case: the lower limits of the best one."""

@@ -174,7 +174,7 @@ class TuneSpace:
         return hashlib.sha256(json.dumps([self.file, declared], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def nearest(untried: Sequence[Values], best: Values) -> Values:
+def closest_combination(untried: Sequence[Values], best: Values) -> Values:
     """The first of the combinations that differ from `best` in the fewest parameters."""
     return min(untried, key=lambda one: sum(one[name] != value for name, value in best.items()))
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
+from kernels.harness.arena import Arena
 from kernels.harness.hands import AnswerLimits, Hand, Place, RemoteTimer, Turn, waited_s
 from kernels.harness.processes import Worker
 from kernels.harness.timers import Timed
@@ -118,3 +120,40 @@ def test_a_limit_that_is_configured_holds_for_all() -> None:
     for is_baseline in (True, False):
         Hand("any", lambda: cast(Worker, worker), limits, is_baseline=is_baseline).ask("check")
         assert worker.limits_s == {"load": 7, "check": 7}
+
+
+class Loading(PlayedWorker):
+    """A worker that keeps in `order` when its `load` was sent, and when the answer was asked for."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        self.name, self.order = name, order
+
+    def send(self, op: str, /, **given: Any) -> None:
+        self.order.append(f"{op} sent to {self.name}")
+        super().send(op, **given)
+
+    def ask(self, op: str, _limit_s: float, /, **_: Any) -> Mapping[str, Any]:
+        self.order.append(f"{op} of {self.name}")
+        return {}
+
+
+def test_all_processes_load_before_the_first_of_them_is_waited_for() -> None:
+    order: list[str] = []
+    names = iter(["judge", "torch", "mine", "torch:aa"])
+    limits = AnswerLimits(PATIENCE_S)
+
+    def start() -> Worker:
+        return cast(Worker, Loading(next(names), order))
+
+    arena = Arena(torch.device("cpu"), 1, "cold", 4, limits, start, Hand("", start, limits), ("torch",))
+    crew = arena.load(("torch", "mine", "torch:aa"))
+    assert list(crew) == ["torch", "mine"]
+    assert order == [
+        *(f"load sent to {name}" for name in ("judge", "torch", "mine", "torch:aa")),
+        "load of torch",
+        "load of mine",
+    ]
+    arena.hand("torch:aa").ready()
+    assert order[-1] == "load of torch:aa"
+    arena.hand("mine").begin()
+    assert len(order) == 7, "it is loaded"

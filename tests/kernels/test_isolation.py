@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kernels.harness.steps import NOTHING_TO_BUILD
 from tests.kernels.harness_process import HarnessProcess, named
 from tests.kernels.test_cheats import OWN, own
 from tests.support.patience import await_truth
@@ -106,6 +107,16 @@ def test_a_cuda_kernel_without_a_gpu_is_a_skipped_row_and_fails_no_gate(tmp_path
     assert code == 0, harness.log()
     assert [gate["passed"] for gate in named(facts, "gate") if gate["name"] == "kernel_loads"] == [True]
     assert named(facts, "problem") == []
+
+
+def test_only_what_has_something_to_build_is_loaded_to_be_built(tmp_path: Path) -> None:
+    text = CUDA_BESIDE_PYTHON.replace("kernel_cuda =", "unused =") + 'print("imported")\n'
+    (tmp_path / "plain.py").write_text(text)
+    with HarnessProcess("build", own(tmp_path / "plain.py", implementations=["*"]), tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    assert [gate["detail"] for gate in named(facts, "gate") if gate["name"] == "kernel_loads"] == [NOTHING_TO_BUILD]
+    assert harness.log().count("imported") == 1, "by the process that reads it"
 
 
 def test_a_regime_that_refuses_a_kernel_leaves_it_to_the_others() -> None:

@@ -228,6 +228,18 @@ def test_answers_are_collected_for_a_tenth_of_the_time_where_copies_are_harmless
     assert field.plan_collecting(hand, turn, CASE) == 0
 
 
+def test_of_a_trusted_baseline_no_timed_answer_is_collected_or_judged_alone() -> None:
+    field, turn = arena(), Turn(answers=1)
+    field.case_began, field.blocks = time.perf_counter() - 100, 1  # so that every sample of others is judged alone
+    field.judge.start = field.start = lambda: cast(Any, Stacks((), sticky=False))
+    hand = field.hand("a")
+    for trusted, wanted in (({"a"}, False), (set[str](), True)):
+        field.trusted, field.rounds, field.turns = trusted, [1], {"a": turn}
+        with field.scope(hand, CASE)():
+            assert turn.wanted is wanted
+            assert (field.plan_collecting(hand, turn, CASE) > 0) is wanted
+
+
 def test_what_is_collected_fits_the_batch_and_a_full_one_is_judged_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.harness.arena.COLLECTED_S", 1e9)  # however long this machine takes to judge
     field, turn = arena(), Turn(answers=1000)

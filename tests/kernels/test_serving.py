@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kernels.harness.ending import list_descendants
+from kernels.harness.processes import worker_modules
 from tests.kernels.harness_process import HarnessProcess, named, spec
 from tests.support.patience import await_truth
 
@@ -135,3 +139,21 @@ def test_where_torch_cannot_be_imported_the_environment_step_says_why(tmp_path: 
     (gate,) = named(facts, "gate")
     assert code == 21
     assert "libtorch is not there" in gate["detail"]
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("import triton", "kernels.harness.triton_modules"),
+        ("f = torch.compile(f)", "torch._dynamo"),
+        ("class Model(nn.Module): ...", "torch._dynamo"),
+        ("import torch", ""),
+    ],
+)
+def test_what_a_workload_takes_long_to_import_is_imported_before_workers_fork(
+    tmp_path: Path, text: str, module: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    rare = {"kernels.harness.triton_modules", "torch._dynamo"}
+    assert set(worker_modules(tmp_path / "mine.py")) & rare == {module} - {""}
+    assert importlib.import_module("kernels.harness.triton_modules"), "without a Triton it does nothing"
