@@ -134,6 +134,11 @@ def test_the_contents_of_the_site_of_documents_lead_to_every_page_and_to_no_othe
     assert set(pages_of(yaml.safe_load(text)["nav"])) == there | {"decisions/README.md"}
 
 
+def test_as_many_defects_are_planted_as_the_page_on_cost_says() -> None:
+    planted = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
+    assert f"| {len(planted)} defects are planted in the source" in (ROOT / "docs/cost-safety.md").read_text()
+
+
 def written_anchor(heading: str) -> str:
     """The name by which GitHub and mkdocs lead to a heading."""
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")).strip().lower()

@@ -55,6 +55,32 @@ def test_a_published_run_is_reported_as_its_measurements_say(folder: Path) -> No
     assert between_marks(readme, by_baseline(report), folder.name) == readme
 
 
+def test_how_far_graphs_of_one_code_are_apart_is_what_the_page_says() -> None:
+    apart: dict[str, list[tuple[float, float]]] = {"cudnn": [], "bench": [], "fa4": []}
+    for folder in FOLDERS:
+        for case in as_read(folder).study.cases:
+            for one in case.controls if case.setting.regime == "graph" else ():
+                timing = case.timing(one.implementation)
+                assert timing is not None
+                name = "cudnn" if "cudnn" in timing.group.backend else one.implementation
+                apart.setdefault(name, []).append((timing.median_us.mid, abs(one.paired.ratio.mid - 1)))
+
+    def most(name: str, least_us: float, most_us: float) -> str:
+        return f"{100 * max(ratio for us, ratio in apart[name] if least_us <= us <= most_us):.1f}"
+
+    text = " ".join((RESULTS.parent / "docs" / "statistics.md").read_text().split())
+    assert f"differs from itself by up to {most('cudnn', 6, 12)} % in graphs of calls of 6 to 12 µs" in text
+    assert f"by at most {most('bench', 0, 50)} and {most('fa4', 0, 50)} % below 50 µs" in text
+
+
+def test_the_energy_of_the_steady_cases_is_what_the_page_of_measurements_says() -> None:
+    energy = as_read(RESULTS / "h200-20261124-forward").energy()
+    joules = dict(re.findall(r"(\S+) ([\d.]+) J", energy))
+    text = (RESULTS.parent / "docs" / "measured.md").read_text()
+    assert f"bench {joules['bench']} J, cuDNN {joules['sdpa:cudnn']}, flash-attn-4 {joules['fa4']} |" in text
+    assert "(geometric mean over 8 cases)" in energy
+
+
 def test_the_picture_of_the_readme_is_drawn_from_a_published_run() -> None:
     assert (
         picture(RESULTS / "h200-20261126-backward") == (RESULTS.parent / "docs" / "pictures" / "answer.svg").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -292,6 +293,66 @@ def test_the_table_of_a_slowed_host_is_that_of_its_file(file: str, heading: str)
     made = list(calm_and_slowed(file))
     assert len(made) == 11
     assert [row for row in made if row not in text] == []
+
+
+def watched(folder: str) -> list[tuple[str, float, float]]:
+    """(regime, microseconds over the kernels alone, times the ordinary median) of each timing under the profiler."""
+    found = [row for row in rows(folder, "cupti.csv") if row["watched_us"] and row["cupti_us"] and row["unwatched_us"]]
+    return [
+        (
+            row["regime"],
+            float(row["watched_us"]) - float(row["cupti_us"]),
+            float(row["watched_us"]) / float(row["unwatched_us"]),
+        )
+        for row in found
+    ]
+
+
+def test_what_a_burst_adds_and_what_a_profiler_changes_is_that_of_the_files() -> None:
+    def span(values: Sequence[float], digits: int) -> str:
+        return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+    first = [one for folder in (F200, F100, B100) for one in watched(folder)]
+    both = [*first, *watched(B200)]
+    bursts = [[over for regime, over, _ in each if regime == "burst"] for each in (first, watched(B200))]
+    short = [times for regime, _, times in both if regime != "sustained"]
+    steady = [times for regime, _, times in both if regime == "sustained"]
+    text = flowing((ROOT / "docs" / "measured.md").read_text())
+    assert (
+        f"`{F200}`, `{F100}` and `{B100}` burst is {span(bursts[0], 1)} µs longer than the kernels alone, and in `{B200}` "
+        f"{span(bursts[1], 1)} µs"
+    ).replace("`h200-20261124-forward`", "`results/h200-20261124-forward`") in text
+    assert (
+        f"are {span(short, 2)} times those of the ordinary measurement in burst and in graphs, and {span(steady, 2)} times"
+        in text
+    )
+
+
+def test_the_sentences_about_other_timers_are_those_of_their_file() -> None:
+    with (ROOT / "results" / "timers.csv").open() as lines:
+        found = list(csv.DictReader(lines))
+
+    def us(row: dict[str, str], timer: str) -> float:
+        return float(row[timer])
+
+    own, cudnn = ([row for row in found if row["implementation"] == name] for name in ("bench", "cudnn"))
+    names = {"do_bench_cudagraph": "triton do_bench_cudagraph", "graph": "harness graph"}
+    graphs = [abs(us(row, name) - us(row, "cupti")) for row in own for name in names.values() if us(row, "cupti") < 15]
+    launches = [us(row, "torch.utils.benchmark") for row in cudnn if us(row, "harness graph") < 13]
+    device = [us(row, "harness graph") for row in cudnn if us(row, "harness graph") < 13]
+    middle = [row for row in own if 20 <= us(row, "cupti") <= 50]
+    above = [
+        us(row, name) / us(row, "cupti") - 1 for row in middle for name in ("triton do_bench", "nvbench") if row[name]
+    ]
+    text = flowing((ROOT / "docs" / "timers.md").read_text())
+    assert f"are within {math.ceil(10 * max(graphs)) / 10} µs of CUPTI" in text
+    assert (
+        f"{min(launches):.0f} to {max(launches):.0f} µs of calls that take {min(device):.0f} to {max(device):.0f} µs"
+        in text
+    )
+    assert f"`do_bench` and NVBench are {100 * min(above):.0f} to {100 * max(above):.0f} % above CUPTI" in text
+    longest = [us(row, name) for row in own[:7] if row["tokens"] == "4096" for name in (*row,)[7:] if row[name]]
+    assert f"The longest call ranges from {min(longest):.0f} to {max(longest):.0f} µs" in text
 
 
 BACKWARD_PAGE = (
