@@ -20,6 +20,7 @@ from typing import Any, Final
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.forms.reading import KEYS, NotPython, WorkloadNeeds, parse_needs, parse_python
 from orchestrator.core.market.catalog import closest_word
+from orchestrator.core.text import count
 
 # Finds mistakes in the text of a workload's file that the harness would refuse, before a machine is requested.
 # Mistakes that the text does not show are found by the machine that runs it. Pure.
@@ -462,7 +463,7 @@ def _range_length(start: int, stop: int | None = None, step: int = 1) -> int:
 
 def _few(cases: int, wrong: Callable[[str], ConfigError]) -> None:
     if cases > MOST_CASES:
-        raise wrong(f"{cases:,} cases are more than {MOST_CASES:,}")
+        raise wrong(f"{count(cases, 'case')} are more than {MOST_CASES:,}")
 
 
 def _value(node: ast.expr | None) -> Any:
