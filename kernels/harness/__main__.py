@@ -25,6 +25,7 @@ from kernels.harness.gates import environment_gates
 from kernels.harness.own import OwnWorkload
 from kernels.harness.reading import BadSpec
 from kernels.harness.spec import ANSWER_LIMIT_S, Spec, parse_spec
+from kernels.harness.users import own_workload, users_for_run
 from kernels.harness.watched import is_watched, watch_step
 
 BAD_SPEC, GATE_FAILED = 22, 21
@@ -52,6 +53,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-ack", action="store_true", help="do not wait for acknowledgements (for use by hand)")
     parser.add_argument("--watched", action="store_true", help="in a process that is watched; the default with a GPU")
     options = parser.parse_args(arguments)
+    with users_for_run(own_workload(options.spec)):
+        return run_step(options, arguments)
+
+
+def run_step(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Runs one step, in another process if it is to be watched, and returns its exit code."""
     if (files := files_of(os.environ)) is not None:
         end_with_parent()
         THESE.join(*files)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,8 +169,16 @@ def read_tensor(entry: list[Any], device: torch.device) -> torch.Tensor:
     size = count * kind.itemsize
     if isinstance(place, list):
         return lending.borrow_tensor(place, size, device).view(kind).reshape(shape)
-    raw = torch.from_file(str(place), size=size, dtype=torch.uint8)
-    return raw.clone().view(kind).reshape(shape)
+    return read_bytes(str(place), size).view(kind).reshape(shape)
+
+
+def read_bytes(path: str, size: int) -> torch.Tensor:
+    """The content of a file, which must be one itself and no link to another. Raises `ValueError` and `OSError`."""
+    content = torch.empty(size, dtype=torch.uint8)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.readinto(content.numpy()) != size:
+            raise ValueError("untrusted: a file of its answer is not what it says")
+    return content
 
 
 def rebuild_answer(tree: Any, tensors: list[torch.Tensor]) -> Any:

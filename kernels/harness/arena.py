@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,19 +23,17 @@ import torch
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built, Crew
 from kernels.harness.facts import log_line
-from kernels.harness.hands import FIRST_BATCH, UNKNOWN_LIMIT_S, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
+from kernels.harness.hands import FIRST_BATCH, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
 from kernels.harness.judging import Judged, Outcome, Session, send_outcome
-from kernels.harness.own import OwnCase, OwnWorkload
+from kernels.harness.own import OwnCase
 from kernels.harness.processes import Answered, Lost, Worker
-from kernels.harness.reading import BadSpec
 from kernels.harness.rivals import Rivals, probe_of
-from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
 from kernels.harness.scratch import Scratch
-from kernels.harness.spec import Spec, original_name
-from kernels.harness.starting import READING_LIMIT_S, worker_starter
+from kernels.harness.spec import original_name
 from kernels.harness.timers import Timed
 from kernels.harness.turns import Contender
+from kernels.harness.users import Users
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
 
 CHECKS_IN_EACH_REGIME = 3
@@ -87,7 +86,7 @@ class Arena:
     cache: str
     blocks: int
     limits: AnswerLimits
-    start: Callable[[], Worker]
+    start: Callable[[str], Worker]
     judge: Hand
     baselines: Sequence[str]
     writes: bool = False
@@ -120,6 +119,8 @@ class Arena:
     last_seed: tuple[str, int] = ("", 0)
     """A case, and the seed of the inputs on which all its implementations are checked at its end."""
     scratch: Scratch = field(default_factory=Scratch)
+    users: Users | None = None
+    """The users of the processes, if these have users of their own."""
     sanitize: Callable[[str, OwnCase, int], str] | None = None
     """What a sanitizer finds in one call of an implementation, on the inputs of a seed; None where none is wanted."""
 
@@ -127,8 +128,22 @@ class Arena:
         """The hand of an implementation. It is kept from case to case as long as its process lives."""
         if name not in self.hands:
             is_baseline = original_name(name) in self.baselines
-            self.hands[name] = Hand(name, self.start, self.limits, is_baseline=is_baseline)
+            self.hands[name] = Hand(name, partial(self.start, name), self.limits, is_baseline=is_baseline)
         return self.hands[name]
+
+    def folder(self, hand: Hand) -> str:
+        """The folder into which an implementation writes its answers. Where it has a user of its own, that user may
+        write there and the judge's may read."""
+        owners = None if self.users is None else self.users.owners(original_name(hand.name))
+        return str(self.scratch.folder_of(hand.name, owners))
+
+    def release(self, name: str) -> None:
+        """Ends the process of an implementation that will not be used again, and removes what is left of it."""
+        if name in self.hands:
+            self.hands.pop(name).end()
+        self.scratch.remove_folder(name)
+        if self.users is not None:
+            self.users.release(name)
 
     def close(self) -> None:
         """Ends every process and removes every file."""
@@ -155,7 +170,7 @@ class Arena:
         try:
             return self.judge.ask(
                 op, case=dict(case.values), case_id=case.id,
-                tree=answer["tree"], files=answer["files"], baseline=first, **about,
+                tree=answer.get("tree"), files=files_within(self.folder(hand), answer), baseline=first, **about,
             )  # fmt: skip
         except Lost as exc:
             raise Answered("workload", exc.reason("while the reference was computed")) from exc
@@ -184,7 +199,7 @@ class Arena:
         run, and `Lost` or `Answered` where it failed."""
         hand = self.hand(name)
         inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
-        answer = hand.ask("check", seed=check_seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
+        answer = hand.ask("check", seed=check_seed, folder=self.folder(hand), at=0, lend=self.can_lend(hand))
         hand.seed, hand.collected, hand.batch = check_seed, 0, FIRST_BATCH
         check = self.verdict(hand, case, check_seed, answer)
         if not check.passed:
@@ -317,7 +332,7 @@ class Arena:
             self.last_seed = case.id, secrets.randbits(62)
         hand, seed = self.hand(name), self.last_seed[1]
         timed_s = sum(wall for wall, _, _ in hand.walls)
-        answer = hand.ask("check", seed=seed, folder=str(self.scratch.path), at=0, lend=self.can_lend(hand))
+        answer = hand.ask("check", seed=seed, folder=self.folder(hand), at=0, lend=self.can_lend(hand))
         fault = self.verdict(hand, case, seed, answer)
         if not fault.passed:
             return replace(fault, reason=f"right before timing, wrong after: {fault.reason}")
@@ -333,7 +348,7 @@ class Arena:
         if not hand.collected or hand.name in self.wrong:
             return
         began, hand.collected = time.perf_counter(), 0
-        answer = hand.ask("collected", folder=str(self.scratch.path), lend=self.can_lend(hand))
+        answer = hand.ask("collected", folder=self.folder(hand), lend=self.can_lend(hand))
         check, calls = Check(False, float("nan"), float("nan"), str(answer["fault"])), 0
         if not answer["fault"]:
             reply = self.ask_judge("judge_repeated", hand, case, answer, seeds=[hand.seed])
@@ -382,7 +397,7 @@ class Arena:
             calls = max(len(used), min(most, per_batch, REPEATED - made))
             answer = hand.ask(
                 "repeat", seeds=used, calls=calls,
-                folder=str(self.scratch.path), lend=self.can_lend(hand), fresh=not made,
+                folder=self.folder(hand), lend=self.can_lend(hand), fresh=not made,
             )  # fmt: skip
             if answer.get("fault"):
                 return Check(False, float("nan"), float("nan"), str(answer["fault"]))
@@ -436,7 +451,7 @@ class Arena:
                 if wanted and turn is not None and hand.name not in self.wrong:
                     turn.checked += 1
                     fault = self.verdict(
-                        hand, case, seed, hand.ask("answered", folder=str(self.scratch.path), lend=self.can_lend(hand))
+                        hand, case, seed, hand.ask("answered", folder=self.folder(hand), lend=self.can_lend(hand))
                     )
                     if not fault.passed:
                         self.wrong[hand.name] = replace(fault, reason=f"in a timed call on new inputs: {fault.reason}")
@@ -550,6 +565,17 @@ def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
     return {name: suspected(one) for name, one in found.items()}
 
 
+def files_within(folder: str, answer: Mapping[str, Any]) -> list[Any]:
+    """The places of an answer's tensors. Files are looked for only in `folder`. Raises `Answered`."""
+    try:
+        return [
+            [place if isinstance(place, list) else str(Path(folder) / Path(place).name), *about]
+            for place, *about in answer["files"]
+        ]
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Answered("raised", "untrusted: its process sent something that is not an answer") from exc
+
+
 def check_of(reply: Mapping[str, Any]) -> Check:
     """The verdict in the judge's reply."""
     error, limit = (float("nan") if reply[key] is None else float(reply[key]) for key in ("max_abs_error", "limit"))
@@ -572,29 +598,3 @@ def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) ->
         return Outcome(name, None, None, str(exc), wrong=False)
     wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
     return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)
-
-
-def open_arena(spec: Spec, device: torch.device) -> Arena:
-    """The arena of one step; each of its processes is started when it is first needed."""
-    assert isinstance(spec.workload, OwnWorkload), "others run here"
-    start = worker_starter(spec.workload, device, spec.threads)
-    program = find_sanitizer() if spec.sanitizer else None
-    if spec.sanitizer and program is None:
-        raise BadSpec(f"sanitizer {spec.sanitizer}: {PROGRAM} is not on PATH: the CUDA toolkit has it")
-    about = {"form": spec.workload.form, "path": spec.workload.path, "device": str(device)}
-    return Arena(
-        device=device,
-        seed=spec.seed,
-        cache=spec.cache,
-        blocks=spec.repeats,
-        limits=AnswerLimits(spec.answer_limit_s),
-        start=start,
-        judge=Hand("", start, AnswerLimits(max(spec.answer_limit_s or UNKNOWN_LIMIT_S, READING_LIMIT_S))),
-        baselines=tuple(spec.workload.describe().get("baselines", ())),
-        writes=bool(spec.workload.describe().get("writes")),
-        sanitize=None
-        if program is None
-        else lambda name, case, seed: sanitizer_fault(
-            program, spec.sanitizer, {**about, "name": name, "case": dict(case.values), "seed": seed}
-        ),
-    )

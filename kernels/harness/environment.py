@@ -16,9 +16,11 @@ from kernels.harness import input_sets, timers, warming
 from kernels.harness.clocks import Nvml, open_nvml
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.memory import NOT_ON_A_CPU
+from kernels.harness.own import OwnWorkload
 from kernels.harness.spec import MACHINE, Spec
 from kernels.harness.stamps import utc_now
 from kernels.harness.streams import CudaStream
+from kernels.harness.users import worker_users
 
 SETTINGS = (
     "power_limit_w", "power_limit_default_w", "ecc", "mig",
@@ -69,6 +71,7 @@ def environment_record(where: torch.device, spec: Spec) -> dict[str, object]:
         "cpu_clock_overhead_ns": timers.clock_overhead_ns(),
         "timer_overhead_us": round(timers.timer_overhead_us(where), 4),
         "protocol": measurement_protocol(where, spec),
+        **(worker_users() if isinstance(spec.workload, OwnWorkload) else {}),
         **{key: spec.machine.get(key) or None for key in MACHINE},
         "spotbench": source.get("spotbench"),
         "git_commit": source.get("git_commit"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -256,6 +258,13 @@ class Judge:
             return exact
         exact_answer = criterion.exact_of(reference, arguments, self.noise(seed), to_double, twice=False)
         return replace(exact_answer, trivial=exact.trivial)
+
+    def compile_helpers(self) -> Reply:
+        """Lets Triton, if the workload uses it, compile the libraries that it needs for any kernel."""
+        if "triton" in sys.modules:
+            with contextlib.suppress(Exception):
+                _ = sys.modules["triton"].runtime.driver.active.utils
+        return {}
 
     def leave(self) -> Reply:
         """Drops everything of the case."""

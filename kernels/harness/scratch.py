@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from kernels.harness.view import closed_at
+
 MEMORY: Final = Path("/dev/shm")
+TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))
 ROOM_BYTES: Final = 8 << 30
 PREFIX: Final = "bench-answers-"
 
@@ -34,17 +38,42 @@ class Scratch:
                 return
             os.close(self.held)
 
+    def folder_of(self, name: str, owners: tuple[int, int] | None = None) -> Path:
+        """The folder for the answers of an implementation, made if need be. With `owners` it belongs to the first, a
+        user, and the second, a group, may read what is there; else to this process's user."""
+        folder = self.path / hashlib.sha256(name.encode()).hexdigest()[:8]
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            if owners is not None:
+                self.path.chmod(0o711)
+                os.chown(folder, *owners)
+                folder.chmod(0o2750)  # files there get the group of the folder
+        return folder
+
+    def remove_folder(self, name: str) -> None:
+        """Removes the folder for the answers of an implementation."""
+        shutil.rmtree(self.path / hashlib.sha256(name.encode()).hexdigest()[:8], ignore_errors=True)
+
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.held)
 
 
-def roomy_folder() -> Path:
-    """A folder in memory, or on disk where there is little memory."""
+def roomy_folder(*, for_all: bool = False) -> Path:
+    """A folder in memory, or on disk where there is little memory; with `for_all` one that every user may enter."""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= ROOM_BYTES and os.access(MEMORY, os.W_OK):
             return MEMORY
-    return Path(tempfile.gettempdir())
+    return open_temporary_folder() if for_all else Path(tempfile.gettempdir())
+
+
+def open_temporary_folder() -> Path:
+    """A temporary folder that every user may enter. Raises `OSError`."""
+    for place in (Path(tempfile.gettempdir()), *TEMPORARY):
+        with contextlib.suppress(OSError):
+            if closed_at(place) is None:
+                return place
+    raise OSError("no temporary folder that every user may enter")
 
 
 def remove_abandoned(place: Path, prefix: str = PREFIX) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kernels.harness.ending import end_with_parent, leave_process, list_descendants
 from kernels.harness.facts import CRASHED, log_line
+from kernels.harness.users import own_workload, users_for_run
 
 CHILD_SUBREAPER = 36
 ENDED = "the step has ended"
@@ -35,25 +36,24 @@ def serve_steps(options: Sequence[str], perform: Callable[[list[str]], int]) -> 
     error = preload(own)
     adopt_orphans()
     send("preloaded", error=error, **({} if error else in_fork(probe_torch)))
+    with users_for_run(own):
+        perform_all(options, perform, error, own is not None)
+    return 0
+
+
+def perform_all(options: Sequence[str], perform: Callable[[list[str]], int], error: str, has_workers: bool) -> None:
+    """Performs each step that is named on standard input, until the input ends."""
     while line := read_line():
         arguments = [str(json.loads(line)["step"]), *options]
-        code = fork_step(arguments, perform, own is not None) if not error else start_step(arguments)
+        code = fork_step(arguments, perform, has_workers) if not error else start_step(arguments)
         end_descendants()
         log_line(ENDED)
         send("step_ended", code=code)
-    return 0
 
 
 def send(fact: str, **keys: object) -> None:
     """Sends a fact of this process itself."""
     os.write(1, (json.dumps({"fact": fact, **keys}) + "\n").encode())
-
-
-def own_workload(spec: Path) -> Path | None:
-    """The path of a user's own workload in a spec; None for a workload of ours, and for a spec that cannot be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Path(json.loads(spec.read_text(encoding="utf-8"))["workload"]["path"])
-    return None
 
 
 def preload(own: Path | None) -> str:

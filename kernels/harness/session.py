@@ -7,11 +7,13 @@ earlier one saw, and its processes end with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from kernels.harness.own import OwnWorkload
 from kernels.harness.processes import Answered, Lost
 from kernels.harness.starting import worker_starter
 from kernels.harness.stopping import RACE
+from kernels.harness.users import JUDGE
 from kernels.harness.workload import Unavailable
 
 CASE_S, BLOCKS = 20.0, 30
@@ -35,6 +38,10 @@ READ_LIMIT_S = 60.0
 """How long a candidate may take to be read, in seconds, where the plan gives no limit for an answer."""
 PRECISION = 0.01
 """The relative interval at which the timing of a case ends, where the plan gives none."""
+
+
+READER = "@reader"
+"""Whose user reads a candidate: no implementation has such a name."""
 
 
 class Silent:
@@ -117,11 +124,12 @@ class Referee:
         spec, workload = self.session.spec, self.session.spec.workload
         assert isinstance(workload, OwnWorkload), "only workloads of users have sessions"
         start = worker_starter(OwnWorkload(workload.form, path), self.session.device, spec.threads)
-        reader = Hand("", start, AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
+        reader = Hand(JUDGE, partial(start, READER), AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
         try:
             description = reader.ask("describe")
         finally:
             reader.end()
+            self.arena.release(READER)
         names = [str(name) for name in description["implementations"] if name not in description["baselines"]]
         taken = [name for name in names if name in self.arena.baselines]
         if taken:
@@ -129,7 +137,7 @@ class Referee:
         if not names:
             raise Unavailable("it has no kernel")
         for name in names:
-            self.arena.hands[name] = Hand(name, start, self.arena.limits)
+            self.arena.hands[name] = Hand(name, partial(start, name), self.arena.limits)
             self.arena.hands[name].begin()
         return names
 
@@ -169,9 +177,7 @@ class Referee:
     def dismiss(self, kernels: Sequence[str]) -> None:
         """Ends the processes of a candidate, and forgets the failures that it may have caused elsewhere."""
         for name in kernels:
-            hand = self.arena.hands.pop(name, None)
-            if hand is not None:
-                hand.end()
+            self.arena.release(name)
             self.arena.proven.discard(name)
         for hand in (*self.arena.hands.values(), self.arena.judge):
             hand.hangs, hand.fault = 0, None
@@ -190,7 +196,11 @@ def make_referee(session: Session) -> Referee:
     session = replace(session, spec=replace(spec, implementations=names, **rule))  # type: ignore[arg-type]
     origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
     sealed = SealedFiles(path if path.is_dir() else path.parent)
-    return Referee(session, arena, origin, sealed, build_all(session))
+    crew = build_all(session)
+    if arena.users is not None:
+        with contextlib.suppress(Lost, Answered):
+            arena.judge.ask("compile_helpers")
+    return Referee(session, arena, origin, sealed, crew)
 
 
 def serve_candidates(session: Session) -> int:

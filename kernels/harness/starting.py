@@ -3,33 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.harness import environment, processes
-from kernels.harness.hands import AnswerLimits, Hand
+from kernels.harness.arena import Arena
+from kernels.harness.hands import UNKNOWN_LIMIT_S, AnswerLimits, Hand
 from kernels.harness.own import OwnWorkload
 from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.reading import BadSpec
+from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
+from kernels.harness.scratch import Scratch, roomy_folder
+from kernels.harness.spec import Spec, original_name
+from kernels.harness.users import JUDGE, open_users
 
 READING_LIMIT_S = 120.0
 
 
-def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[], Worker]:
-    """A function that starts processes for a workload."""
+def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[str], Worker]:
+    """A function that starts processes for a workload, each for the implementation of a name, or for the judge."""
     processes.prepare_workers(Path(workload.path))
     settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
-    return lambda: Worker(settings)
+    users, path = open_users(), Path(workload.path)
+
+    def start(name: str) -> Worker:
+        user = None if users is None else users.of(original_name(name), path).as_settings()
+        return Worker({**settings, "user": user})
+
+    return start
 
 
 def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
     """The description of a workload. Raises `BadSpec`, with file and line, where it cannot be read."""
-    reader = Hand("", worker_starter(workload, environment.default_device(), 1), AnswerLimits(READING_LIMIT_S))
+    start = worker_starter(workload, environment.default_device(), 1)
+    reader = Hand(JUDGE, partial(start, JUDGE), AnswerLimits(READING_LIMIT_S))
     try:
         return reader.ask("describe")
     except (Lost, Answered) as exc:
         raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
     finally:
         reader.end()
+
+
+def open_arena(spec: Spec, device: torch.device) -> Arena:
+    """The arena of one step; each of its processes is started when it is first needed."""
+    assert isinstance(spec.workload, OwnWorkload), "others run here"
+    start, users = worker_starter(spec.workload, device, spec.threads), open_users()
+    program = find_sanitizer() if spec.sanitizer else None
+    if spec.sanitizer and program is None:
+        raise BadSpec(f"sanitizer {spec.sanitizer}: {PROGRAM} is not on PATH: the CUDA toolkit has it")
+    about = {"form": spec.workload.form, "path": spec.workload.path, "device": str(device)}
+    return Arena(
+        device=device,
+        seed=spec.seed,
+        cache=spec.cache,
+        blocks=spec.repeats,
+        limits=AnswerLimits(spec.answer_limit_s),
+        start=start,
+        users=users,
+        scratch=Scratch(roomy_folder(for_all=users is not None)),
+        judge=Hand(
+            JUDGE, partial(start, JUDGE), AnswerLimits(max(spec.answer_limit_s or UNKNOWN_LIMIT_S, READING_LIMIT_S))
+        ),
+        baselines=tuple(spec.workload.describe().get("baselines", ())),
+        writes=bool(spec.workload.describe().get("writes")),
+        sanitize=None
+        if program is None
+        else lambda name, case, seed: sanitizer_fault(
+            program, spec.sanitizer, {**about, "name": name, "case": dict(case.values), "seed": seed}
+        ),
+    )

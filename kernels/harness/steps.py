@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kernels.harness import environment, measuring, rows
-from kernels.harness.arena import Arena, open_arena
+from kernels.harness.arena import Arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew
@@ -24,6 +24,7 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import case_regimes
 from kernels.harness.second_clock import ask_cupti
 from kernels.harness.spec import Spec, original_name
+from kernels.harness.starting import open_arena
 from kernels.harness.workload import BuildFailed, BuildRecord, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"

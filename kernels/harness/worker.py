@@ -29,14 +29,18 @@ from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
 from kernels.harness.processes import FRAMES_SIGNAL
+from kernels.harness.users import become_user
 from kernels.harness.workload import BuildFailed, Unavailable
 
 
 def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
     close_inherited(pipe)
-    confine()
     show_frames(settings["frames"])
+    if settings.get("user"):
+        become_user(**settings["user"])
+        end_with_parent()  # who becomes another user is not ended with its parent any more
+    confine()
     handles = Handles()
     device = torch.device(settings["device"])
     if settings["threads"]:

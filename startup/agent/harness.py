@@ -30,7 +30,7 @@ PREFIX: Final = "bench-answers-"
 
 def scratch_places(env: Mapping[str, str]) -> tuple[Path, ...]:
     """The places where a harness with this environment may have made its folder."""
-    return MEMORY, Path(env.get("TMPDIR") or "/tmp")
+    return MEMORY, Path(env.get("TMPDIR") or "/tmp"), Path("/tmp")
 
 
 def remove_abandoned(folders: tuple[Path, ...]) -> None:

@@ -99,8 +99,8 @@ print({forged!r}, flush=True)
         assert "forged" in harness.log(), "the kernel did write"
 
 
-def test_a_process_that_a_step_leaves_behind_ends_with_the_step(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+def test_a_process_that_a_step_leaves_behind_ends_with_the_step(tmp_path: Path, open_folder: Path) -> None:
+    note = open_folder / "pid"
     text = (
         HONEST
         + f"""
@@ -115,8 +115,8 @@ pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(["sleep", "3600"], s
         await_truth(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_a_step_that_is_killed_has_its_signal_and_the_next_one_works(tmp_path: Path) -> None:
-    note = tmp_path / "reached"
+def test_a_step_that_is_killed_has_its_signal_and_the_next_one_works(tmp_path: Path, open_folder: Path) -> None:
+    note = open_folder / "reached"
     text = HONEST + f"\nimport pathlib, time\npathlib.Path({str(note)!r}).touch()\ntime.sleep(3600)\n"
     with served(tmp_path, text) as harness:
         harness.until("preloaded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +29,11 @@ HANGING = BASE + "import time\ndef kernel_mine(x):\n    time.sleep(3600)\n"
 CHEATING = BASE + "def kernel_mine(x):\n    x.zero_()\n    return x + x\n"
 OTHER_REFERENCE = RIGHT.replace("return x + x", "return x - x")
 TAMPERING = """
-import pathlib, sys
-for folder in pathlib.Path(__file__).resolve().parents[1].glob("base"):
-    (folder / "mine.py").write_text("def reference(x): return x")
+import pathlib
+(pathlib.Path(__file__).resolve().parents[1] / "base" / "mine.py").write_text("def reference(x): return x")
 """
+TAMPERING_REFUSED = "Error when it is imported" if os.geteuid() == 0 else "it changed files of the session: mine.py"
+"""Where the harness is root, the files of the session are another user's."""
 
 
 class Session(HarnessProcess):
@@ -90,7 +92,7 @@ def test_a_right_candidate_is_timed_beside_the_baselines_in_every_case(tmp_path:
         (BASE, "it has no kernel"),
         (RIGHT.replace("kernel_mine", "kernel_torch").replace("baseline_torch", "baseline_b"), "name of a baseline"),
         (RIGHT.replace("x + x", "x.exit()"), "AttributeError"),
-        (RIGHT + TAMPERING, "untrusted: it changed files of the session: mine.py"),
+        (RIGHT + TAMPERING, TAMPERING_REFUSED),
     ],
 )
 def test_a_bad_candidate_gets_its_reason_and_the_next_one_is_judged(tmp_path: Path, text: str, words: str) -> None:
