@@ -142,7 +142,7 @@ def test_all_processes_load_before_the_first_of_them_is_waited_for() -> None:
     names = iter(["judge", "torch", "mine", "torch:aa"])
     limits = AnswerLimits(PATIENCE_S)
 
-    def start() -> Worker:
+    def start(_name: str = "") -> Worker:
         return cast(Worker, Loading(next(names), order))
 
     arena = Arena(torch.device("cpu"), 1, "cold", 4, limits, start, Hand("", start, limits), ("torch",))

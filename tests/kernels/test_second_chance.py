@@ -40,7 +40,7 @@ class Played(PlayedWorker):
 def arena(*fails: int, sticky: bool = True) -> Arena:
     Played.checks = 0
 
-    def start() -> Any:
+    def start(_name: str = "") -> Any:
         return Played(fails, sticky=sticky)
 
     return Arena(
