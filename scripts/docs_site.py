@@ -28,3 +28,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return f"{found[1]} (`{name}`)"
 
     return LINK.sub(kept, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Makes code and tables reachable by keyboard, so that wide ones can be scrolled."""
+    return re.sub(r"<(pre|table)>", r'<\1 tabindex="0">', html)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from orchestrator.cli.app import COMMANDS
 from orchestrator.cli.documents import SHAPES
 from orchestrator.core.errors import exit_codes
-from scripts.docs_site import is_inside, on_page_markdown
+from scripts.docs_site import is_inside, on_page_content, on_page_markdown
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_start_up import ROOT, fill
 from tests.integration.documents.test_commands import NOT_YET, leaves, typer_app
@@ -122,3 +122,10 @@ def test_on_macos_a_client_works_and_says_what_does_not(
     assert "crontab" in said.err
     assert "reap --yes" in said.out
     assert os.environ["BENCH_PROJECT"] in said.out
+
+
+def test_code_and_tables_of_the_documents_can_be_scrolled_by_keyboard() -> None:
+    html = '<div><pre><code class="x">a</code></pre></div><table>\n</table><p>b</p>'
+    assert on_page_content(html) == html.replace("<pre>", '<pre tabindex="0">').replace(
+        "<table>", '<table tabindex="0">'
+    )
