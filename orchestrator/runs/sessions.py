@@ -30,7 +30,8 @@ from orchestrator.core.run.fold import Run
 from orchestrator.core.text import clean_line, parse_document
 from orchestrator.runs.engine import Engine, World, is_done
 
-LOOK_S: Final = 0.2
+LOOK_S: Final = 0.4
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
 """How often a client looks for a verdict, in seconds."""
 TURN_S: Final = 3.0
 """How often the machine is looked at, in seconds. A host is looked at each time, as that brings verdicts."""
@@ -130,7 +131,12 @@ class LiveSession:
                 return verdict.model_copy(update={"seconds": min(verdict.seconds, longest_s)})
             if is_done(run):
                 return None
-            self.world.clock.sleep(LOOK_S)
+            self.world.clock.sleep(self._pause_s(self.world.clock.now().timestamp() - begun))
+
+    def _pause_s(self, waited_s: float) -> float:
+        """The seconds until the next look: few about when the quickest candidate so far had its verdict."""
+        early_s = 0.9 * min(self.taken_s, default=0.0) - waited_s
+        return min(MOST_PAUSE_S, max(LEAST_PAUSE_S, early_s, -early_s / 5))
 
     def rows(self, found: CandidateVerdict) -> Mapping[str, bytes]:
         """The files of rows of a candidate, by case id. Raises `ResultsUnreadable` if one of them is missing, or has
