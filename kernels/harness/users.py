@@ -242,13 +242,23 @@ def try_user(folders: Sequence[Path], workload: Path) -> str:
     for node in gpu_nodes():
         if not os.access(node, os.R_OK | os.W_OK):
             return f"{node} is closed to other users"
-    return READABLE
+    return why_no_cuda(sys.modules.get("torch")) or READABLE
+
+
+def why_no_cuda(torch: Any) -> str:
+    """Why this process cannot use the GPU; empty if it can, or if there is none, or if torch is not imported yet."""
+    if torch is None or torch.version.cuda is None or not gpu_nodes():
+        return ""
+    try:
+        return "" if torch.zeros(1, device="cuda").item() == 0 else "the GPU gives wrong answers to other users"
+    except Exception as exc:
+        return f"the GPU is closed to other users: {type(exc).__name__}: {exc}"[:300]
 
 
 def workload_files(workload: Path) -> list[Path]:
     """The workload's own files, and the document beside its folder, if there is one."""
-    own = folder_of(workload)
-    return [path for path in (document_of(own), *own.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    folder = folder_of(workload)
+    return [path for path in (document_of(folder), *folder.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
 
 
 def document_of(folder: Path) -> Path:
@@ -267,10 +277,10 @@ def needed_folders(workload: Path) -> tuple[Path, ...]:
     workload."""
     named = os.pathsep.join(os.environ.get(name, "") for name in ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"))
     texts = (*sys.path, *site.getsitepackages(), sys.prefix, sys.base_prefix, *named.split(os.pathsep))
-    own = folder_of(workload)
-    about = (own.parent,) if document_of(own).exists() else ()
-    folders = (Path.cwd(), *(Path(text).absolute() for text in texts if text), own, *about)
-    return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+    folder = folder_of(workload)
+    about = (folder.parent,) if document_of(folder).exists() else ()
+    folders = (Path.cwd(), *(Path(text).absolute() for text in texts if text), folder, *about)
+    return tuple(dict.fromkeys(path for path in folders if path.is_dir()))
 
 
 def become_user(uid: int, home: str, folders: Sequence[str]) -> None:

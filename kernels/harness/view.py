@@ -43,8 +43,8 @@ def show_folders(folders: Sequence[Path]) -> None:
 def leave_mount_namespace(closed: Path) -> None:
     """Gives this process a mount namespace of its own because of a folder. Raises `OSError`."""
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
-        words = f"{os.strerror(ctypes.get_errno())} (a mount namespace)"
-        raise OSError(f"other users may not enter {closed}, and it cannot be replaced for them: {words}")
+        reason = f"{os.strerror(ctypes.get_errno())} (a mount namespace)"
+        raise OSError(f"other users may not enter {closed}, and it cannot be replaced for them: {reason}")
     mount("none", Path("/"), "", RECURSIVE | PRIVATE)
 
 

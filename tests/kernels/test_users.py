@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +280,26 @@ def test_a_decision_about_users_holds_for_what_is_started_within(monkeypatch: py
         assert users.worker_users() == {"worker_users": False, "why_no_worker_users": "decided"}
         assert users.open_users() is None
     assert HOMES not in os.environ
+
+
+def no_gpu(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: no permission")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "nodes", "reason"),
+    [
+        (None, True, ""),
+        (SimpleNamespace(version=SimpleNamespace(cuda=None)), True, ""),
+        (SimpleNamespace(version=SimpleNamespace(cuda="13.0"), zeros=no_gpu), False, ""),
+        (SimpleNamespace(version=SimpleNamespace(cuda="13.0"), zeros=no_gpu), True, "no permission"),
+        (SimpleNamespace(version=SimpleNamespace(cuda="13.0"), zeros=lambda *_, **__: torch.zeros(1)), True, ""),
+    ],
+)
+def test_workers_have_no_users_where_the_gpu_answers_root_alone(
+    monkeypatch: pytest.MonkeyPatch, loaded: Any, nodes: bool, reason: str
+) -> None:
+    monkeypatch.setattr(users, "gpu_nodes", lambda: [Path("/dev/nvidia0")] if nodes else [])
+    why = users.why_no_cuda(loaded)
+    assert reason in why
+    assert bool(why) == bool(reason)
