@@ -92,6 +92,26 @@ def test_axe_finds_nothing_wrong_on_any_kind_of_page(page: Page, pages: Path) ->
     assert found == []
 
 
+DOCS = Path(os.environ.get("DOCS_SITE", Path(__file__).parents[3] / "build/docs"))
+"""Where `make docs` makes the site of the documents."""
+
+
+@pytest.mark.skipif(not (AXE.is_file() and DOCS.is_dir()), reason="needs `make axe` and `make docs`")
+def test_axe_finds_nothing_serious_on_the_site_of_documents(page: Page) -> None:
+    """What is less than serious is the theme's: its menus have the same name twice."""
+    axe, found = AXE.read_text(), []
+    for index, path in enumerate(path for path in sorted(DOCS.rglob("*.html")) if path.stem != "404"):
+        for width in (390, 1280):
+            page.look(width, dark=(width == 390) == bool(index % 2))
+            page.open(path.as_uri())
+            assert page.run("document.documentElement.scrollWidth") <= width, (path.name, width)
+            page.run(f"{axe};1")
+            page.run("Promise.all(document.getAnimations().map(one => one.finished.catch(() => 0))).then(() => 1)")
+            wrong = page.run("axe.run().then(one => one.violations.map(v => [v.impact, v.id, v.nodes[0].html]))")
+            found += [(path.name, width, *one) for one in wrong if one[0] in ("serious", "critical")]
+    assert found == []
+
+
 PUSHED = (
     "[...document.querySelectorAll('{} > div')]"
     ".filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth).length"
