@@ -318,9 +318,9 @@ def files_of(workload: Workload | None) -> dict[str, bytes]:
     return {} if workload is None else gather_files(Path(workload.path))
 
 
-def own_workload(path: Path, *, on_host: bool = False) -> Workload:
+def own_workload(path: Path, brings_modules: bool = False) -> Workload:
     """A workload of the user's own, as far as its text tells. Raises `ConfigError`, also for files that will not be
-    sent: a plan says what a launch would. A module that is missing here may be on the user's own machine: `on_host`."""
+    sent: a plan says what a launch would. With `brings_modules` a module that is missing here may be where it runs."""
     try:
         files, workload = gather_files(path), read_workload(path)
         absent = list(_absent_modules(workload)) if workload.form == "file" else []
@@ -332,7 +332,7 @@ def own_workload(path: Path, *, on_host: bool = False) -> Workload:
     forms = _forms_in(path) if path.is_dir() else []
     several = [f"the folder has {' and '.join(forms)}: it is measured as the first of them"] if len(forms) > 1 else []
     for one in absent:
-        if not (one.is_here or on_host):
+        if not (one.is_here or brings_modules):
             raise ConfigError(f"{one.place}: {one.fault}", hint=one.hint)
         several.append(f"{one.place}: imports {one.module}, which another machine has only if requirements name it")
     notes = tuple(clean_line(note, 300) for note in (*several, *workload.notes, *_unsent(with_wheels(workload), path)))

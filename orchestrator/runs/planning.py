@@ -20,7 +20,7 @@ from orchestrator.core.forms.gpumode import TASK_FILES
 from orchestrator.core.forms.program import is_program
 from orchestrator.core.images import choose_image, environments_for
 from orchestrator.core.ledger.budget import without_run
-from orchestrator.core.market.catalog import GPU_NAMES, find_gpu, unknown_gpu_message
+from orchestrator.core.market.catalog import CATALOG, GPU_NAMES, find_gpu, unknown_gpu_message
 from orchestrator.core.market.offers import region_of
 from orchestrator.core.market.pricing import PriceSheet
 from orchestrator.core.names import NO_IMAGE, ImageUrl, Region
@@ -69,11 +69,12 @@ class LaunchOptions:
 
 
 def load_config(
-    options: LaunchOptions, *, configs: Path, defaults: Mapping[str, str], workload: Callable[[Path], Workload]
+    options: LaunchOptions, *, configs: Path, defaults: Mapping[str, str], workload: Callable[[Path, bool], Workload]
 ) -> tuple[Config, str]:
     """The configuration that was chosen, and its name. `configs` is the folder of those that come with the tool;
     `defaults` are the keys that this user's settings have; `workload` reads a workload of the user's own, which a
-    configuration may name, or which stands in its place. Raises `ConfigError`."""
+    configuration may name, or which stands in its place, for a machine that may have modules of its own or not. Raises
+    `ConfigError`."""
     if options.path is not None and is_workload(options.path):
         named = f"workload.path={json.dumps(str(options.path.resolve()))}"
         chosen = replace(options, path=None, gpu=options.gpu or "cpu", overrides=(*options.overrides, named))
@@ -111,12 +112,20 @@ def load_config(
     source = path.name if options.path is None else str(options.path)
     config = load.load(text, source=source, overrides=overrides, grids=grids)
     if config.workload is not None:
-        read = workload(path.parent / os.path.expanduser(config.workload.path))  # noqa: PTH111 - never raises
+        read = workload(path.parent / os.path.expanduser(config.workload.path), brings_modules(config))  # noqa: PTH111 - never raises
         read_workload_spec = config.workload.model_copy(
             update=dict(read) | {"axes": config.workload.axes, "answer_limit_s": config.workload.answer_limit_s}
         )
         return load.select_cases(config, read_workload_spec), path.stem
     return (baseline_only(config) if options.baseline_only else config), path.stem
+
+
+def brings_modules(config: Config) -> bool:
+    """Whether what runs the workload may have modules that nothing here knows of: a machine, a container or an image of
+    the user's own."""
+    project = config.machine.image_project
+    shipped = {gpu.image_project for gpu in CATALOG}
+    return bool(config.host.targets or config.machine.container or (project and project not in shipped))
 
 
 OTHER_KINDS: Final = {

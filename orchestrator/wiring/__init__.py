@@ -136,8 +136,9 @@ def load_chosen_config(options: LaunchOptions, own: Settings | None = None) -> t
     from orchestrator.adapters.workload_files import own_workload
     from orchestrator.runs.planning import load_config
 
-    workload = partial(own_workload, on_host=bool(options.hosts))
-    return load_config(options, configs=configs_folder(), defaults=(own or load_settings()).defaults, workload=workload)
+    return load_config(
+        options, configs=configs_folder(), defaults=(own or load_settings()).defaults, workload=own_workload
+    )
 
 
 def load_weather(path: Path) -> Any:

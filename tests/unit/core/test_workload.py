@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -323,10 +324,10 @@ def test_a_function_is_no_misspelt_kernel_where_something_uses_it(name: str) -> 
 PLAIN = GOOD.replace('requirements = ["triton>=3"]\n', "")
 
 
-def planned(folder: Path, text: str, *, on_host: bool = False) -> Workload:
+def planned(folder: Path, text: str, *, brings_modules: bool = False) -> Workload:
     file = folder / "mine.py"
     file.write_text(text)
-    return own_workload(file, on_host=on_host)
+    return own_workload(file, brings_modules)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def test_a_package_beside_a_file_alone_is_not_sent_and_a_folders_is(tmp_path: Pa
 def test_a_module_that_only_this_computer_may_have_is_a_note(tmp_path: Path) -> None:
     there = "mine.py:1: imports pytest, which another machine has only if requirements name it"
     assert planned(tmp_path, "import pytest\n" + PLAIN).notes == (there,)
-    on_host = planned(tmp_path, "import flash_nothing\n" + PLAIN, on_host=True)
+    on_host = planned(tmp_path, "import flash_nothing\n" + PLAIN, brings_modules=True)
     assert on_host.notes == (there.replace("pytest", "flash_nothing"),)
 
 
@@ -407,3 +408,25 @@ def test_the_harness_refuses_a_huge_grid_before_it_makes_the_cases() -> None:
     axes = {name: list(range(1000)) for name in "abcd"}
     with pytest.raises(ValueError, match="1,000,000,000,000 cases are more than 10,000"):
         one_file.cases_of({"axes": axes}, lambda words, _: ValueError(words))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_refused"),
+    [
+        ((), True),
+        (("machine.image_project=ubuntu-os-cloud", "machine.image_family=ubuntu-2404"), True),
+        (("machine.image_project=my-team-images", "machine.image_family=with-apex"), False),
+        ((f"machine.container=ghcr.io/ada/bench@sha256:{'4f' * 32}",), False),
+        (("host.targets=[gpu-box]",), False),
+    ],
+)
+def test_what_a_machine_of_the_users_own_has_is_not_known_to_be_missing(
+    tmp_path: Path, overrides: tuple[str, ...], is_refused: bool
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import flash_nothing\n" + PLAIN)
+    options = LaunchOptions(gpu="l4", path=file, overrides=overrides)
+    with pytest.raises(ConfigError, match="flash_nothing") if is_refused else nullcontext():
+        config, _ = load_config(options, configs=configs_folder(), defaults={}, workload=own_workload)
+        assert config.workload is not None
+        assert [note for note in config.workload.notes if "flash_nothing" in note]
