@@ -1,9 +1,9 @@
 """Users of their own for the processes in which a workload's code runs, where the harness is root on Linux.
 
-The judge has a user, and so has each implementation: a number without a name, from the range that systemd keeps for
-such users. Its home has its caches and temporary files, and no other user may enter it. Homes last as long as a run, so
-that what was compiled in one step is there in the next. A link in `CLAIMS` names the run that uses a number, so that no
-two runs on one machine share one.
+The judge has a user, and so has each implementation: a number without a name, from the range that systemd's page on
+users and groups leaves unused. Its home has its caches and temporary files, and no other user may enter it. Homes last
+as long as a run, so that what was compiled in one step is there in the next. A link in `CLAIMS` names the run that uses
+a number, so that no two runs on one machine share one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -33,7 +34,7 @@ from kernels.harness.facts import log_line
 from kernels.harness.scratch import MEMORY, TEMPORARY, Scratch, open_temporary_folder
 from kernels.harness.view import show_folders
 
-FIRST, LAST = 61184, 65519
+FIRST, LAST = 60578, 61183
 CLAIMS: Final = Path("/run/bench-workers")
 HOMES, WHY_NOT = "BENCH_WORKER_HOMES", "BENCH_WHY_NO_WORKER_USERS"
 """Environment variables by which the process that performs steps tells each of them where homes are, or why none."""
@@ -325,10 +326,11 @@ def claim_user(homes: Path, after: int) -> int:
     descriptor = os.open(CLAIMS, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        used: set[int] = {*passwd_ids(), *process_ids().values()}
+        used = set(process_ids().values())
         for uid in itertools.chain(range(after + 1, LAST + 1), range(FIRST, after + 1)):
             claim = CLAIMS / str(uid)
-            if uid not in used and not claim.exists():  # a link to homes that are gone is no claim
+            # A link to homes that are gone is no claim.
+            if uid not in used and not claim.exists() and not has_name(uid):
                 claim.unlink(missing_ok=True)
                 claim.symlink_to(homes)
                 return uid
@@ -337,12 +339,12 @@ def claim_user(homes: Path, after: int) -> int:
     raise OSError("no number is free for a user")
 
 
-def passwd_ids() -> set[int]:
-    """The numbers of the users that this machine names itself."""
-    with contextlib.suppress(OSError):
-        text = Path("/etc/passwd").read_text(encoding="utf-8", errors="replace")
-        return {int(number) for number in re.findall(r"(?m)^[^:\n]*:[^:\n]*:(\d+):", text)}
-    return set()
+def has_name(uid: int) -> bool:
+    """Whether a number is a person's or a service's: of this machine, or of a directory that it asks."""
+    try:
+        return bool(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return False
 
 
 def process_ids() -> Mapping[int, int]:

@@ -183,18 +183,25 @@ def test_root_with_fewer_rights_has_no_users_for_its_workers(tmp_path: Path, rig
 def test_two_runs_on_one_machine_share_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "CLAIMS", tmp_path / "claims")
     monkeypatch.setattr(users, "process_ids", lambda: {1: users.FIRST + 2})  # others measure on this machine too
+    monkeypatch.setattr(users, "has_name", lambda uid: uid == users.FIRST + 1)  # and a directory has people
     one, two = (Users(tmp_path / name) for name in ("one", "two"))
     for made in (one, two):
         made.folder.mkdir()
     given = [made.of(name, Path(__file__)).uid for name in ("", "a", "b") for made in (one, two)]
     assert len({*given}) == 6
     assert users.FIRST + 2 not in given
+    assert users.FIRST + 1 not in given
     assert one.of("a", Path(__file__)).uid == Users(one.folder).of("a", Path(__file__)).uid == given[2]
     one.release("a")
     assert one.of("a", Path(__file__)).uid > max(given), "it is not given again at once"
     monkeypatch.setattr(users, "LAST", max(given) + 1)
     one.folder.rename(tmp_path / "gone")
     assert claim_user(two.folder, users.LAST) == given[0], "one whose run is gone is given again"
+
+
+def test_a_number_of_a_person_or_a_service_has_a_name() -> None:
+    assert users.has_name(0)
+    assert not users.has_name(users.LAST)
 
 
 @needs_users
@@ -251,7 +258,7 @@ from pathlib import Path
 from kernels.harness.view import show_folders
 from kernels.harness.users import drop_rights
 show_folders([Path({str(needed)!r})])
-drop_rights(61184)
+drop_rights(60578)
 print(os.listdir({str(needed.parent)!r}), Path({str(needed)!r}, "link").read_text(), os.access({str(needed)!r}, os.W_OK))
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
