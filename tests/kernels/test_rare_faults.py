@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from kernels.harness.contenders import Bound
 from kernels.harness.hands import FIRST_BATCH, Turn
 from kernels.harness.judge import Judge
 from kernels.harness.judging import Judged, Outcome, still_right
-from kernels.harness.timers import CudaTimer
+from kernels.harness.timers import CudaTimer, Timed
 from kernels.harness.workload import Call, Check, Plan
 from tests.kernels.simulated_stream import Op, SimulatedHost, SimulatedStream
 from tests.kernels.test_second_chance import CASE, Played, arena
@@ -101,9 +101,9 @@ class Stacks(Played):
 
     def ask(self, op: str, limit_s: float, /, **given: Any) -> dict[str, Any]:
         if op == "judge_repeated":
-            return {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "calls": given["files"]}
+            return {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "calls": given["files"][0][2][0]}
         if op == "collected":
-            return {"tree": 0, "files": Stacks.calls.pop(0), "fault": ""}
+            return {"tree": 0, "files": [["0.bin", "float32", [Stacks.calls.pop(0)]]], "fault": ""}
         return super().ask(op, limit_s, **given)
 
     calls: ClassVar[list[int]] = [FIRST_BATCH, 4 * FIRST_BATCH, 16 * FIRST_BATCH, 1000, 1000]
@@ -228,10 +228,29 @@ def test_answers_are_collected_for_a_tenth_of_the_time_where_copies_are_harmless
     assert field.plan_collecting(hand, turn, CASE) == 0
 
 
+class Clocked(Played):
+    """A process whose samples take 20 µs."""
+
+    def ask(self, op: str, limit_s: float, /, **given: Any) -> dict[str, Any]:
+        timed = {"timed": asdict(Timed(latency_us=20.0)), "rest_s": 0.0, "collecting_s": 0.0}
+        return timed if op == "sample" else super().ask(op, limit_s, **given)
+
+
+@pytest.mark.parametrize(
+    ("walls", "is_honest"),
+    [([0.1] * 6, False), ([0.0, *[0.1] * 5], False), ([0.0, 0.0, *[0.1] * 4], True), ([0.1], True)],
+)
+def test_one_sample_of_which_too_much_is_taken_off_hides_no_slow_clock(walls: list[float], is_honest: bool) -> None:
+    field = arena()
+    field.start = lambda *_: cast(Any, Clocked((), sticky=False))
+    field.hand("b").walls = [(wall, 1e-4, 1e-4) for wall in walls]
+    assert (field.afterthoughts("b", CASE) == "") is is_honest
+
+
 def test_of_a_trusted_baseline_no_timed_answer_is_collected_or_judged_alone() -> None:
     field, turn = arena(), Turn(answers=1)
     field.case_began, field.blocks = time.perf_counter() - 100, 1  # so that every sample of others is judged alone
-    field.judge.start = field.start = lambda: cast(Any, Stacks((), sticky=False))
+    field.judge.start = field.start = lambda *_: cast(Any, Stacks((), sticky=False))
     hand = field.hand("a")
     for trusted, wanted in (({"a"}, False), (set[str](), True)):
         field.trusted, field.rounds, field.turns = trusted, [1], {"a": turn}
@@ -243,7 +262,7 @@ def test_of_a_trusted_baseline_no_timed_answer_is_collected_or_judged_alone() ->
 def test_what_is_collected_fits_the_batch_and_a_full_one_is_judged_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.harness.arena.COLLECTED_S", 1e9)  # however long this machine takes to judge
     field, turn = arena(), Turn(answers=1000)
-    field.judge.start = field.start = lambda: cast(Any, Stacks((), sticky=False))
+    field.judge.start = field.start = lambda *_: cast(Any, Stacks((), sticky=False))
     hand = field.hand("b")
     field.case_began = time.perf_counter() - 100
     hand.answer_bytes, hand.collected = 8, 0
@@ -269,7 +288,7 @@ def test_a_wrong_answer_among_collected_ones_is_told_to_be_of_a_timed_call() -> 
             return {**super().ask(op, limit_s, **given), "fault": ""}
 
     field = arena()
-    field.start = field.judge.start = lambda: cast(Any, Judging((), sticky=False))
+    field.start = field.judge.start = lambda *_: cast(Any, Judging((), sticky=False))
     hand = field.hand("b")
     hand.collected, hand.seed = 5, 77
     field.judge_collected(hand, CASE)

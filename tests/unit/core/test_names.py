@@ -147,6 +147,7 @@ PROGRAMS = {
     "adapters/payload.py _git": "constants, in the folder of the user's own workload",
     "adapters/timer.py _systemctl": "constants",
     "agent/child.py start_process": "the machine's own: its payload",
+    "host/child.py controller_time_s": "constants",
     "agent/__main__.py Conductor.into_container": "the machine's own: an image with its digest",
     "agent/__main__.py Conductor.then": "the machine's own: constants",
     "host/runs.py launch_steward": "the host's own",
