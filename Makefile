@@ -19,7 +19,8 @@ $(BIN)/uv:
 $(STAMP): $(BIN)/uv pyproject.toml requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/uv pip install --quiet --python $(BIN)/python $(TORCH) || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@touch $@
 
 compiler:
