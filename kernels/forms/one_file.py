@@ -150,7 +150,7 @@ def import_file(file: Path, also: Path | None = None) -> ModuleType:
     return module
 
 
-def _few(cases: int, wrong: Wrong, name: str) -> None:
+def _check_case_count(cases: int, wrong: Wrong, name: str) -> None:
     if cases > MOST_CASES:
         raise wrong(f"{cases:,} cases are more than {MOST_CASES:,}", name)
 
@@ -171,7 +171,7 @@ def cases_of(defined: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues
         for name, values in axes.items():
             if not isinstance(values, (list, tuple)) or not values:
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}", "axes")
-        _few(math.prod(map(len, axes.values())), wrong, "axes")
+        _check_case_count(math.prod(map(len, axes.values())), wrong, "axes")
         cases = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     given = "cases" if "cases" in defined else "axes"
     for case in cases:
@@ -182,7 +182,7 @@ def cases_of(defined: Mapping[str, Any], wrong: Wrong) -> tuple[tuple[CaseValues
                 raise wrong(f"axis {name}: {value!r} must be a number, a string, or true or false", given)
             if name == "dtype" and value not in DTYPES:
                 raise wrong(f"axis dtype: {value!r} is not one of {', '.join(DTYPES)}", given)
-    _few(len(cases), wrong, given)
+    _check_case_count(len(cases), wrong, given)
     if any(case in cases[:at] for at, case in enumerate(cases)):
         raise wrong("a case is given twice", given)
     return tuple(cases), tuple(cases[0])

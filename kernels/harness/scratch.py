@@ -41,7 +41,7 @@ class Scratch:
     def folder_of(self, name: str, owners: tuple[int, int] | None = None) -> Path:
         """The folder for the answers of an implementation, made if need be. With `owners` it belongs to the first, a
         user, and the second, a group, may read what is there; else to this process's user."""
-        folder = self.path / hashlib.sha256(name.encode()).hexdigest()[:8]
+        folder = self.path / folder_name(name)
         if not folder.exists():
             folder.mkdir(mode=0o700)
             if owners is not None:
@@ -52,11 +52,16 @@ class Scratch:
 
     def remove_folder(self, name: str) -> None:
         """Removes the folder for the answers of an implementation."""
-        shutil.rmtree(self.path / hashlib.sha256(name.encode()).hexdigest()[:8], ignore_errors=True)
+        shutil.rmtree(self.path / folder_name(name), ignore_errors=True)
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.held)
+
+
+def folder_name(name: str) -> str:
+    """The name of what an implementation has of its own in a folder: its own name may hold anything."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def roomy_folder(*, for_all: bool = False) -> Path:

@@ -8,7 +8,7 @@ import importlib
 
 
 def prepare_triton() -> None:
-    """Does so where there is a Triton, and makes no context. A failure is reported by the workload's own import."""
+    """Prepares Triton where there is one, and makes no context. The workload's own import reports what fails."""
     with contextlib.suppress(Exception):
         for name in ("triton", "triton.experimental.gluon", "triton.compiler.compiler", "triton.runtime.cache"):
             module = importlib.import_module(name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kernels.harness.facts import log_line
-from kernels.harness.scratch import MEMORY, TEMPORARY, Scratch, open_temporary_folder
+from kernels.harness.scratch import MEMORY, TEMPORARY, Scratch, folder_name, open_temporary_folder
 from kernels.harness.view import show_folders
 
 FIRST, LAST = 60578, 61183
@@ -81,7 +80,7 @@ class Users:
 
     def home(self, name: str) -> Path:
         """The home of an implementation, or of the judge, made if need be. Its owner is the user. Raises `OSError`."""
-        home = self.folder / hashlib.sha256(name.encode()).hexdigest()[:8]
+        home = self.folder / folder_name(name)
         if not home.exists():
             self.make_home(home)
         return home
@@ -110,7 +109,7 @@ class Users:
     def compiled_helpers(self) -> list[Path]:
         """What the judge has in Triton's cache of libraries for the host, which are the same for every kernel. It costs
         0.6 s to compile them again."""
-        cache = self.folder / hashlib.sha256(JUDGE.encode()).hexdigest()[:8] / TRITON
+        cache = self.folder / folder_name(JUDGE) / TRITON
         return sorted({library.parent for library in cache.glob("*/*.so")})
 
     def owners(self, name: str) -> tuple[int, int]:

@@ -399,7 +399,7 @@ def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
     def wrong(what: str) -> ConfigError:
         return ConfigError(f"{file}:{line}: {what}", hint=HINT)
 
-    _few(_fewest_cases(expression, bound), wrong)
+    _check_case_count(_fewest_cases(expression, bound), wrong)
     try:
         value = _value(expression)
     except Unknown:
@@ -415,9 +415,9 @@ def _cases(bound: Mapping[str, tuple[int, ast.expr | None]], file: str) -> tuple
         for name, values in value.items():
             if not isinstance(values, (list, tuple)) or not values:
                 raise wrong(f"axis {name} must be a list with at least one value, not {values!r}")
-        _few(math.prod(map(len, value.values())), wrong)
+        _check_case_count(math.prod(map(len, value.values())), wrong)
         cases = [dict(zip(value, values, strict=True)) for values in itertools.product(*value.values())]
-    _few(len(cases), wrong)
+    _check_case_count(len(cases), wrong)
     if fault := of_cases(cases):
         raise wrong(fault)
     return tuple(cases)
@@ -461,7 +461,7 @@ def _range_length(start: int, stop: int | None = None, step: int = 1) -> int:
     return max(0, -((first - last) // step)) if step else 0
 
 
-def _few(cases: int, wrong: Callable[[str], ConfigError]) -> None:
+def _check_case_count(cases: int, wrong: Callable[[str], ConfigError]) -> None:
     if cases > MOST_CASES:
         raise wrong(f"{count(cases, 'case')} are more than {MOST_CASES:,}")
 
