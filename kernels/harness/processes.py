@@ -33,8 +33,8 @@ SPAWN = multiprocessing.get_context("forkserver")
 import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
-FRAMES_SIGNAL = signal.SIGUSR1
-"""Upon this signal a worker writes where it is."""
+FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
+"""Upon the first a worker writes where it is as soon as Python goes on; upon the second at once, in native code too."""
 FRAMES_S = 1.0
 SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
@@ -184,20 +184,31 @@ class Worker:
     def current_place(self) -> str:
         """The function of the workload that the process is in, and the line, as `kernel_mine (mine.py:12)`; empty if
         that cannot be known."""
-        pid, before = self.process.pid, os.fstat(self.frames.fileno()).st_size
-        if pid is None or not catches(pid, FRAMES_SIGNAL):
-            return ""
-        with contextlib.suppress(OSError):
-            os.kill(pid, FRAMES_SIGNAL)
-        deadline, size = time.monotonic() + FRAMES_S, before
-        while time.monotonic() < deadline and not self.pipe.poll(0.05):
-            if size == (size := os.fstat(self.frames.fileno()).st_size) > before:
-                break
+        before = self.written()
+        if not self.writes_frames(FRAMES_SIGNAL):
+            self.writes_frames(NATIVE_FRAMES_SIGNAL)
         content = os.pread(self.frames.fileno(), 1 << 20, before).decode(errors="replace")
         for name, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', content):
             if is_own(Path(name), self.folder):
                 return f"{function} ({Path(name).name}:{line})"
         return ""
+
+    def writes_frames(self, number: signal.Signals) -> bool:
+        """Whether the process writes where it is upon a signal, soon and without answering first."""
+        pid, before = self.process.pid, self.written()
+        if pid is None or not catches(pid, number):
+            return False
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+        deadline, size = time.monotonic() + FRAMES_S, before
+        while time.monotonic() < deadline and not self.pipe.poll(0.05):
+            if size == (size := self.written()) > before:
+                return True
+        return False
+
+    def written(self) -> int:
+        """How many bytes the process has written of where it was."""
+        return os.fstat(self.frames.fileno()).st_size
 
     def fate(self) -> str:
         """How the process ended, in words."""

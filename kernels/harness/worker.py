@@ -11,10 +11,12 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,9 +30,11 @@ from kernels.harness.ending import end_with_parent
 from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
-from kernels.harness.processes import FRAMES_SIGNAL
+from kernels.harness.processes import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL
 from kernels.harness.users import become_user
 from kernels.harness.workload import BuildFailed, Unavailable
+
+MOST_FRAMES = 100
 
 
 def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
@@ -86,8 +90,22 @@ def prepare_device(device: torch.device, *, times: bool) -> None:
 
 
 def show_frames(path: str) -> None:
-    """Lets `FRAMES_SIGNAL` write to a file where this process is, even if it is in native code that never returns."""
-    faulthandler.register(FRAMES_SIGNAL, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=True)
+    """Lets `FRAMES_SIGNAL` write to a file where the main thread is, and `NATIVE_FRAMES_SIGNAL` even if it is in native
+    code that never returns. `faulthandler` alone would not do: in code that starts threads it now and then reads one
+    that has just ended, or ends a call with a wrong `errno`, and the process crashes."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def write_frames(_: int, frame: FrameType | None) -> None:
+        lines: list[str] = []
+        while frame is not None and len(lines) < MOST_FRAMES:
+            lines.append(f'File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n')
+            frame = frame.f_back
+        os.write(file, "".join(lines).encode(errors="replace"))
+
+    signal.signal(FRAMES_SIGNAL, write_frames)
+    signal.siginterrupt(FRAMES_SIGNAL, False)
+    signal.signal(NATIVE_FRAMES_SIGNAL, signal.SIG_IGN)
+    faulthandler.register(NATIVE_FRAMES_SIGNAL, file=file, all_threads=False, chain=True)  # with it, `errno` is kept
 
 
 def failure_reply(exc: BaseException, file: Path) -> Reply:
