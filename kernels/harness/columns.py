@@ -20,7 +20,7 @@ LATER = (
     "host_us", "cover", "hidden", "joules_per_call", "energy_s", "cover_us",
     "judged_calls", "rare_fault_seen",
     "definition", "role", "fault", "flop", "bytes", "roof_flops", "roof_bytes", "ranking",
-    "retaken", "shared",
+    "retaken", "shared", "gpu",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from kernels.harness.clocks import Nvml, open_nvml
 from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.memory import NOT_ON_A_CPU
 from kernels.harness.own import OwnWorkload
+from kernels.harness.rows import Origin
 from kernels.harness.spec import MACHINE, Spec
 from kernels.harness.stamps import utc_now
 from kernels.harness.streams import CudaStream
@@ -26,6 +27,8 @@ SETTINGS = (
     "power_limit_w", "power_limit_default_w", "ecc", "mig",
     "sm_clock_max_mhz", "mem_clock_max_mhz", "sm_clock_mhz", "mem_clock_mhz", "vbios",
 )  # fmt: skip
+GPU_DIGITS = 12
+"""So many digits of a GPU's digest stand in each row."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,18 +42,29 @@ def device_name(where: torch.device) -> str:
     return str(torch.cuda.get_device_name(where)) if where.type == "cuda" else cpu_model()
 
 
+def gpu_digest(where: torch.device) -> str:
+    """The sha256 of the GPU's UUID, which tells it from others of its kind; empty if it has none."""
+    uuid = str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+    return hashlib.sha256(uuid.encode()).hexdigest() if uuid else ""
+
+
+def row_origin(where: torch.device, spec: Spec) -> Origin:
+    """What all rows that this process measures on a device share."""
+    gpu = gpu_digest(where)[:GPU_DIGITS]
+    return Origin(spec.run_id, spec.vm, device_name(where), str(torch.__version__), gpu)
+
+
 def environment_record(where: torch.device, spec: Spec) -> dict[str, object]:
     """The content of environment.json. What is not known or does not apply is null."""
     cuda = where.type == "cuda"
     sensors = open_nvml(where)
     properties = torch.cuda.get_device_properties(where) if cuda else None
-    uuid = str(getattr(properties, "uuid", "")) if cuda else ""
     source = payload_manifest() or checkout_state()
     return {
         "schema": 1,
         "device": device_name(where),
         "device_kind": where.type,
-        "device_uuid_sha256": hashlib.sha256(uuid.encode()).hexdigest() if uuid else None,
+        "device_uuid_sha256": gpu_digest(where) or None,
         "compute_capability": f"{properties.major}.{properties.minor}" if properties else None,
         "device_memory_bytes": properties.total_memory if properties else None,
         "driver": (sensors.driver_version() or None) if sensors else None,

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernels.forms import outputs
 from kernels.forms.outputs import Result, Unreadable
 from kernels.harness import environment, rows
@@ -168,7 +166,7 @@ def store_results(session: Session, program: Described, results: Iterable[Result
     spec, facts = session.spec, session.facts
     cases = group_results(results)
     names = tuple(dict.fromkeys(name for cell, _ in cases for name in cell.axes))
-    origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
+    origin = environment.row_origin(session.device, spec)
     cells_left = [(cell, listed) for cell, listed in cases if cell.id not in spec.skip_cases]
     facts.send(
         "planned",

@@ -24,12 +24,14 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What all rows of a run share: the run, the machine and the device."""
+    """What all rows of a process share: the run, the machine and the device. `gpu` is the short digest that tells GPUs
+    of one kind apart; empty for a processor."""
 
     run_id: str
     vm: str
     device: str
     torch: str
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def shared_cells(origin: Origin, case: Case, regime: str) -> dict[str, str]:
         "run_id": origin.run_id,
         "vm": origin.vm,
         "device": origin.device,
+        "gpu": origin.gpu,
         "torch": origin.torch,
         "regime": regime,
     }

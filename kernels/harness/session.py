@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena
 from kernels.harness.contenders import Crew
@@ -194,7 +192,7 @@ def make_referee(session: Session) -> Referee:
     precision = PRECISION if spec.stop_at_relative_ci is None else spec.stop_at_relative_ci
     rule = {"case_budget_s": budget_s, "stop_at_relative_ci": precision, "repeats": min(spec.repeats, BLOCKS)}
     session = replace(session, spec=replace(spec, implementations=names, **rule))  # type: ignore[arg-type]
-    origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
+    origin = environment.row_origin(session.device, spec)
     sealed = SealedFiles(path if path.is_dir() else path.parent)
     crew = build_all(session)
     if arena.users is not None:

@@ -184,7 +184,7 @@ def measure_all(session: Session) -> int:
     crew = build_all(session)
     if session.arena is not None and (session.out / FAILED_TESTS).exists():
         session.arena.failed_tests = json.loads((session.out / FAILED_TESTS).read_text(encoding="utf-8"))
-    origin = rows.Origin(spec.run_id, spec.vm, environment.device_name(session.device), str(torch.__version__))
+    origin = environment.row_origin(session.device, spec)
     if PLANNED not in THESE.known:
         facts.send(
             "planned",

@@ -68,12 +68,14 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     ]
 
 
-def test_every_row_has_only_columns_of_the_file() -> None:
+def test_every_row_names_its_gpu_and_has_only_columns_of_the_file() -> None:
     check = Check(False, math.nan, 0.01, "NaN")
+    origin = replace(ORIGIN, gpu="0123456789ab")
     for row in (
-        rows.measured_row(ORIGIN, CASE, setting(check=check), rows.of_sample(sample(Reading()))),
-        rows.skipped_row(ORIGIN, CASE, "burst", "bench", "NaN", check),
+        rows.measured_row(origin, CASE, setting(check=check), rows.of_sample(sample(Reading()))),
+        rows.skipped_row(origin, CASE, "burst", "bench", "NaN", check),
     ):
+        assert row["gpu"] == "0123456789ab"
         assert set(row) <= set(measurement_columns(CASE.axes))
         assert row["max_abs_error"] == ""
     assert set(rows.checked_row(CASE, "bench", check, "NaN")) == set(correctness_columns(CASE.axes))
