@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import itertools
 import json
 import shutil
 import subprocess
@@ -27,48 +26,18 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from kernels.attention.grids import case_ids, combine_grids  # noqa: E402 - it is found by the line above
+
 IMPLEMENTATIONS = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "bench:aa")
 DONE = (0, 10)
 OUT_OF_TIME = 124
+SHIPPED = ROOT / "configs" / "grids.yaml"
 
 
-def combine_grids(path: Path, names: list[str], dtypes: list[str]) -> dict[str, Any]:
-    """The named grids as one grid, with every shape spelt out, as in a run spec."""
-    grids = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shapes: list[dict[str, Any]] = []
-    combined: dict[str, Any] = {}
-    for name in names:
-        combined = grids[name]
-        shapes += [shape for shape in map(spelt_out, list_shapes(combined)) if shape not in shapes]
-    limits = {"max_abs_error": combined["max_abs_error"]} if "max_abs_error" in combined else {}
-    return {"shapes": shapes, "dtypes": dtypes or combined["dtypes"], **limits}
-
-
-def list_shapes(grid: dict[str, Any]) -> list[dict[str, Any]]:
-    """The shapes of a grid, from its list or from every combination of a product's values."""
-    product = grid.get("product")
-    if product is None:
-        return list(grid["shapes"])
-    return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
-
-
-def spelt_out(shape: dict[str, Any]) -> dict[str, Any]:
-    """A shape with a value for every axis."""
-    seq = shape.get("seq")
-    full = {"seq_q": seq, "seq_k": seq, "kv_heads": shape["heads"], "causal": False, **shape}
-    full.pop("seq", None)
-    return full
-
-
-def case_ids(measure: dict[str, Any]) -> list[str]:
-    """The ids of a grid's cases, heaviest first, so that shards of every n-th case take about as long."""
-    made = []
-    for s, dtype in itertools.product(measure["shapes"], measure["dtypes"]):
-        sizes = f"b{s['batch']}-h{s['heads']}-kv{s['kv_heads']}-q{s['seq_q']}-k{s['seq_k']}-d{s['head_dim']}"
-        suffix = "" if s.get("pass", "forward") == "forward" else f"-{s['pass']}"
-        work = s["batch"] * s["heads"] * s["seq_q"] * s["seq_k"] * s["head_dim"]
-        made.append((work, f"{sizes}-{'causal' if s['causal'] else 'full'}-{dtype}{suffix}"))
-    return [name for _, name in sorted(made, reverse=True)]
+def read_grids(path: Path) -> dict[str, Any]:
+    """The named grids of a file."""
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def skipped_cases(measure: dict[str, Any], out: Path, shard: str) -> list[str]:
@@ -138,7 +107,7 @@ def rows_of(path: Path, *, header: bool = False) -> Iterator[Any]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--grid", default="standard", help="comma-separated names")
-    parser.add_argument("--grids", type=Path, default=ROOT / "configs" / "grids.yaml", help="the file they are in")
+    parser.add_argument("--grids", type=Path, default=SHIPPED, help="the file they are in")
     parser.add_argument("--dtypes", default="", help="comma-separated; the grid's own unless given")
     parser.add_argument("--regime", default="both", choices=("both", "burst+graph", "burst", "sustained", "graph"))
     parser.add_argument("--cache", default="cold", choices=("cold", "warm"))
@@ -165,7 +134,9 @@ def main() -> int:
         assemble_file(out, asked.assemble)
         return 0
     root = unpack_payload(asked.payload, out) if asked.payload else ROOT
-    measure = combine_grids(asked.grids, asked.grid.split(","), [name for name in asked.dtypes.split(",") if name])
+    measure = combine_grids(
+        read_grids(asked.grids), asked.grid.split(","), [name for name in asked.dtypes.split(",") if name]
+    )
     spec = {
         "run_id": out.name,
         "vm": "here",
@@ -173,7 +144,7 @@ def main() -> int:
         "measure": measure,
         "correctness": {
             "max_abs_error": 0.01,
-            **combine_grids(ROOT / "configs" / "grids.yaml", ["correctness-classic"], ["float16", "bfloat16"]),
+            **combine_grids(read_grids(SHIPPED), ["correctness-classic"], ["float16", "bfloat16"]),
         },
         "repeats": asked.repeats,
         "warmup": int(asked.warmup) if asked.warmup.isdigit() else asked.warmup,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention import reference
+from kernels.attention.reference import PLAIN, Terms
 from kernels.harness.workload import Check
 
 RELATIVE_FROBENIUS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1.2e-3}
@@ -47,19 +49,24 @@ def exact_answer(
     causal: bool,
     max_abs_error: float,
     scale: float | None = None,
+    terms: Terms = PLAIN,
 ) -> Yardstick:
     """The exact answer to a case, and the errors that pass.
 
     An error passes when it is at most `max_abs_error` and at most twice PyTorch's own error on the same inputs plus
     rounding (the criterion of the FlashAttention tests). Where the dtype itself cannot hold the exact answer that
     closely (bfloat16 numbers above 4 are 0.031 apart), twice the rounding error of the exact answer takes the place
-    of `max_abs_error`.
+    of `max_abs_error`. Where PyTorch's attention does not have the terms, its own error is that of the formula computed
+    with it step by step.
     """
-    exact = reference.attention(q, k, v, causal=causal, scale=scale).out
+    exact = reference.attention(q, k, v, causal=causal, scale=scale, terms=terms).out
     rounding = (exact.to(q.dtype).double() - exact).abs().max().item()
-    ours = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    if terms.is_plain:
+        ours = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    else:
+        ours = stepwise_output(q, k, v, causal, scale, terms)
     torch_error = (ours.double() - exact).abs().max().item()
     slack = ULPS[q.dtype] * torch.finfo(q.dtype).eps * exact.abs().max().item()
     return Yardstick(
@@ -68,6 +75,20 @@ def exact_answer(
         absolute=max(max_abs_error, 2 * rounding),
         relative_to_torch=2 * torch_error + slack,
     )
+
+
+def stepwise_output(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, terms: Terms
+) -> torch.Tensor:
+    """The output by the formula, every step rounded to the inputs' type; a head at a time."""
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    hidden = terms.hidden(torch.arange(q.shape[2], device=q.device), k.shape[2], causal)
+    for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
+        group = h * k.shape[1] // q.shape[1]
+        scores = (q[b, h] @ k[b, group].T) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
+        out[b, h] = terms.weights(scores, h)[0] @ v[b, group]
+    return out
 
 
 def judge_output(out: torch.Tensor, by: Yardstick) -> Check:

@@ -6,11 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from kernels.attention import correctness, passes, registry
 from kernels.attention.baseline import Sdpa
-from kernels.attention.case import Case
+from kernels.attention.case import VALUE_WIDTH, Case, refuse_features
 from kernels.attention.interface import BuildFailed, BuildRecord, Unavailable
 from kernels.attention.problem import Inputs
 from kernels.harness.workload import Call, Implementation, Site
@@ -38,6 +36,8 @@ class Bundled:
             if inputs.q.device.type != "cuda":
                 raise Unavailable("the bundled kernel of this device has no backward pass")
             return passes.our_call(case, inputs, getattr(self.kernel, "engine", None))
+        if case.shape.features:
+            return passes.our_output(case, inputs, getattr(self.kernel, "engine", None))
         poisoned = partial(correctness.poison_memory, inputs.q, through_torch=True)
         # A plan may allocate its output now or at each call. In both cases its memory starts as NaN.
         with poisoned():
@@ -75,22 +75,11 @@ class CudaVariant:
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan that writes into one output tensor, and one log-sum-exp if it is wanted. Raises `Unavailable`."""
-        from kernels.attention.cuda.operator import bind_attention
-
         if case.direction != "forward":
             our_call = passes.our_call(case, inputs, self.engine)
             return replace(our_call, backend=self.of_chip(our_call.backend))
-        q = inputs.q
-        out = torch.full_like(q, torch.nan)
-        sums = torch.full(q.shape[:3], torch.nan, device=q.device) if self.lse else None
-        bound = bind_attention(q, inputs.k, inputs.v, out, causal=case.shape.causal, lse=sums, engine=self.engine)
-
-        def call() -> torch.Tensor:
-            bound()
-            return out
-
-        runs = self.of_chip(bound.kernels) + ("+lse" if self.lse else "")
-        return Call(runs, call, poisoned=partial(correctness.poison_memory, q, through_torch=True))
+        call = passes.our_output(case, inputs, self.engine, lse=self.lse)
+        return replace(call, backend=self.of_chip(call.backend) + ("+lse" if self.lse else ""))
 
 
 class Baseline:
@@ -104,6 +93,9 @@ class Baseline:
 
     def bind(self, case: Case, inputs: Inputs) -> Call:
         """A plan on these inputs. Raises `Unavailable` with PyTorch's reason."""
+        refusal = refuse_features(case, "PyTorch's attention", (VALUE_WIDTH,))
+        if refusal is not None:
+            raise Unavailable(refusal)
         if case.direction != "forward":
             return passes.baseline_call(self.sdpa, case, inputs)
         q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal

@@ -21,31 +21,55 @@ Tensors = tuple[torch.Tensor, ...]
 Gradients = Callable[[], Tensors]
 
 
+def bind_output(case: Case, inputs: Inputs, engine: Any, lse: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
+    """Our forward pass on CUDA tensors, and the output that it writes. Raises `Unavailable`."""
+    from kernels.attention.cuda.calls.binding import bind_attention
+
+    q, s = inputs.q, case.shape
+    out = q.new_full((*q.shape[:-1], s.width), torch.nan)
+    window = (s.window - 1, 0) if s.window else None
+    terms: Any = {"causal": s.causal, "window": window, "lse": lse, "sinks": inputs.sinks, "engine": engine}
+    return bind_attention(q, inputs.k, inputs.v, out, **terms), out
+
+
+def our_output(case: Case, inputs: Inputs, engine: Any, *, lse: bool = False) -> Call:
+    """Our forward pass on CUDA tensors, with the log-sum-exps if they are wanted. Raises `Unavailable`."""
+    q = inputs.q
+    bound, out = bind_output(case, inputs, engine, torch.full(q.shape[:3], torch.nan, device=q.device) if lse else None)
+
+    def call() -> torch.Tensor:
+        bound()
+        return out
+
+    return Call(bound.kernels, call, poisoned=partial(correctness.poison_memory, q, through_torch=True))
+
+
 def our_call(case: Case, inputs: Inputs, engine: Any) -> Call:
     """Our kernels on CUDA tensors; each launch is bound to its own memory. Raises `Unavailable`."""
-    from kernels.attention.cuda.calls.backward import bind_backward
-    from kernels.attention.cuda.calls.binding import bind_attention
+    from kernels.attention.cuda.calls.backward import bind_backward, sinks_gradient
     from kernels.attention.cuda.calls.quick import Options
 
-    q, k, v, causal = inputs.q, inputs.k, inputs.v, case.shape.causal
-    out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan, device=q.device)
-    forward = bind_attention(q, k, v, out, causal=causal, lse=lse, engine=engine)
+    q, k, v, sinks, s = inputs.q, inputs.k, inputs.v, inputs.sinks, case.shape
+    lse = torch.full(q.shape[:3], torch.nan, device=q.device)
+    forward, out = bind_output(case, inputs, engine, lse)
     forward()
     gradients = (torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, torch.nan))
     tensors = {"q": q, "k": k, "v": v}
     deterministic = torch.are_deterministic_algorithms_enabled()
+    options = Options(s.causal, window=(s.window - 1, 0) if s.window else None)
     bound = bind_backward(
-        tensors, out, lse, inputs.slope, gradients, Options(causal), engine=engine, deterministic=deterministic
+        tensors, out, lse, inputs.slope, gradients, options, engine=engine, deterministic=deterministic
     )
 
     def backward() -> Tensors:
         bound()
-        return gradients
+        if sinks is None:
+            return gradients
+        return (*gradients, sinks_gradient(inputs.slope, None, out, lse, sinks, None))
 
     def both() -> Tensors:
         forward()
-        bound()
-        return (out, *gradients)
+        return (out, *backward())
 
     poisoned = partial(correctness.poison_memory, q, through_torch=True)
     if case.direction == "backward":

@@ -11,19 +11,21 @@ from kernels.attention.case import Case, Shape
 from kernels.attention.correctness import Yardstick
 from kernels.attention.gradient_gate import GradientYardstick, gradient_yardstick
 from kernels.attention.interface import DTYPES
+from kernels.attention.reference import Terms
 
 SMOKE = Shape(batch=1, heads=4, kv_heads=2, seq_q=65, seq_k=65, head_dim=64, causal=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """q [B, H, S_q, D], k and v [B, H_kv, S_k, D], in the dtype of the case; for a backward pass also the gradient of
-    the output, like q."""
+    """q [B, H, S_q, D], k [B, H_kv, S_k, D] and v [B, H_kv, S_k, D_v], in the dtype of the case; for a backward pass
+    also the gradient of the output; sinks, float32 [H], if the case has them."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     dout: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def slope(self) -> torch.Tensor:
@@ -46,36 +48,41 @@ class AttentionProblem:
         with real data."""
         s = case.shape
 
-        def draw(heads: int, seq: int) -> torch.Tensor:
-            size = (s.batch, heads, seq, s.head_dim)
-            drawn = torch.randn(size, generator=generator, device=generator.device, dtype=torch.float32)
-            return drawn.to(DTYPES[case.dtype])
+        def numbers(*size: int) -> torch.Tensor:
+            return torch.randn(size, generator=generator, device=generator.device, dtype=torch.float32)
 
-        q, k, v = draw(s.heads, s.seq_q), draw(s.kv_heads, s.seq_k), draw(s.kv_heads, s.seq_k)
-        return Inputs(q, k, v, None if case.direction == "forward" else draw(s.heads, s.seq_q))
+        def draw(heads: int, seq: int, width: int) -> torch.Tensor:
+            return numbers(s.batch, heads, seq, width).to(DTYPES[case.dtype])
+
+        q, k = draw(s.heads, s.seq_q, s.head_dim), draw(s.kv_heads, s.seq_k, s.head_dim)
+        v = draw(s.kv_heads, s.seq_k, s.width)
+        dout = None if case.direction == "forward" else draw(s.heads, s.seq_q, s.width)
+        return Inputs(q, k, v, dout, numbers(s.heads) if s.sinks else None)
 
     def copied(self, inputs: Inputs) -> Inputs:
         """A copy of the inputs in new memory."""
-        dout = None if inputs.dout is None else inputs.dout.clone()
-        return Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), dout)
+        dout, sinks = (None if x is None else x.clone() for x in (inputs.dout, inputs.sinks))
+        return Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), dout, sinks)
 
     def set_bytes(self, case: Case, inputs: Inputs) -> int:  # noqa: ARG002  (other workloads need them)
         """The bytes of q, k, v and the output; for a backward pass also of the gradient of each."""
         s = case.shape
-        elements = (2 * s.heads * s.seq_q + 2 * s.kv_heads * s.seq_k) * (1 if case.direction == "forward" else 2)
-        return int(s.batch * elements * s.head_dim * DTYPES[case.dtype].itemsize)
+        elements = (s.heads * s.seq_q + s.kv_heads * s.seq_k) * (1 if case.direction == "forward" else 2)
+        return int(s.batch * elements * (s.head_dim + s.width) * DTYPES[case.dtype].itemsize)
 
     def yardstick(self, case: Case, inputs: Inputs, max_abs_error: float) -> Yardstick | GradientYardstick:
         """The exact answer in float64, and limits from PyTorch's own error; of gradients, from that of the formula."""
+        causal, terms = case.shape.causal, Terms(case.shape.window, inputs.sinks)
         if case.direction != "forward":
             return gradient_yardstick(
                 inputs.q,
                 inputs.k,
                 inputs.v,
                 inputs.slope,
-                causal=case.shape.causal,
+                causal=causal,
                 max_abs_error=max_abs_error if case.direction == "both" else None,
+                terms=terms,
             )
         return correctness.exact_answer(
-            inputs.q, inputs.k, inputs.v, causal=case.shape.causal, max_abs_error=max_abs_error
+            inputs.q, inputs.k, inputs.v, causal=causal, max_abs_error=max_abs_error, terms=terms
         )

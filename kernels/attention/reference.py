@@ -22,6 +22,38 @@ class Reference:
     lse: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a case may have beside Q, K, V and a causal mask: a `window`, how many of the last keys a row sees, 0 for
+    all; and `sinks` [H], a score for each head that takes its share of the weights and has no value."""
+
+    window: int = 0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has none of them."""
+        return self.window == 0 and self.sinks is None
+
+    def hidden(self, position: torch.Tensor, seq_k: int, causal: bool) -> torch.Tensor | None:
+        """Which keys the rows at these positions do not see, [rows, S_k]; None if they see all."""
+        if not causal:
+            return None
+        keys, rows = torch.arange(seq_k, device=position.device)[None, :], position[:, None]
+        return (keys > rows) | (keys <= rows - self.window) if self.window else keys > rows
+
+    def weights(self, scores: torch.Tensor, head: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights of the keys, from the scores of rows of a head; and, if there are sinks, that of its sink."""
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1), None
+        column = self.sinks[head].to(scores.dtype).expand(scores.shape[0], 1)
+        weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)
+        return weights[:, :-1], weights[:, -1]
+
+
+PLAIN = Terms()
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -30,23 +62,26 @@ def attention(
     causal: bool,
     scale: float | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    terms: Terms = PLAIN,
 ) -> Reference:
     """softmax(scale * Q K^T) V in float64 on the device of `q`; shapes as in `AttentionKernel`."""
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float64, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
-    for part in _parts(q, k, v, causal, _factor(q, scale), chunk_elements):
-        lse[part.place] = torch.logsumexp(part.scores, dim=-1)
-        out[part.place] = torch.softmax(part.scores, dim=-1) @ part.v
+    for part in _parts(q, k, v, causal, _factor(q, scale), (terms, chunk_elements)):
+        sums = torch.logsumexp(part.scores, dim=-1)
+        lse[part.place] = sums if terms.sinks is None else torch.logaddexp(sums, terms.sinks[part.place[1]].double())
+        out[part.place] = terms.weights(part.scores, part.place[1])[0] @ part.v
     return Reference(out, lse)
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The gradients of Q, K and V in float64, with their shapes."""
+    """The gradients of Q, K and V, and of the sinks if there are any, in float64, with their shapes."""
 
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
+    dsinks: torch.Tensor | None = None
 
 
 def attention_backward(
@@ -56,21 +91,25 @@ def attention_backward(
     dout: torch.Tensor,
     *,
     causal: bool,
-    scale: float | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    terms: Terms = PLAIN,
 ) -> Gradients:
     """The gradients of the sum of `dout` times the output, in float64 on the device of `q`."""
-    factor = _factor(q, scale)
+    factor = _factor(q, None)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v))
-    for part in _parts(q, k, v, causal, factor, chunk_elements):
-        slope = dout[part.place].double()
-        weights = torch.softmax(part.scores, dim=-1)
+    dsinks = None if terms.sinks is None else torch.zeros_like(terms.sinks, dtype=torch.float64)
+    for part in _parts(q, k, v, causal, factor, (terms, chunk_elements)):
+        slope, head = dout[part.place].double(), part.place[1]
+        weights, of_sink = terms.weights(part.scores, head)
         of_weights = slope @ part.v.T
-        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+        mean = (weights * of_weights).sum(-1, keepdim=True)
+        of_scores = weights * (of_weights - mean)
+        if dsinks is not None and of_sink is not None:
+            dsinks[head] -= of_sink @ mean[:, 0]
         dv[part.group] += weights.T @ slope
         dk[part.group] += factor * (of_scores.T @ part.q)
         dq[part.place] = factor * (of_scores @ part.k)
-    return Gradients(dq, dk, dv)
+    return Gradients(dq, dk, dv, dsinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +131,13 @@ def _factor(q: torch.Tensor, scale: float | None) -> float:
 
 
 def _parts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, factor: float, chunk_elements: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, factor: float, how: tuple[Terms, int]
 ) -> Iterator[_Part]:
-    """All rows of Q in parts that have at most `chunk_elements` scores."""
+    """All rows of Q in parts that have at most so many scores; `how` has the terms and that number."""
+    terms, chunk_elements = how
     batch, heads, seq_q, _ = q.shape
     kv_heads, seq_k = k.shape[1], k.shape[2]
     rows = max(1, min(seq_q, chunk_elements // seq_k))
-    keys = torch.arange(seq_k, device=q.device)
     for b, h in product(range(batch), range(heads)):
         group = (b, h * kv_heads // heads)
         k64, v64 = k[group].double(), v[group].double()
@@ -106,7 +145,7 @@ def _parts(
             place = (b, h, slice(first, min(first + rows, seq_q)))
             q64 = q[place].double()
             scores = (q64 @ k64.T) * factor
-            if causal:
-                position = torch.arange(place[2].start, place[2].stop, device=q.device)
-                scores = scores.masked_fill(keys[None, :] > position[:, None], -math.inf)
+            hidden = terms.hidden(torch.arange(place[2].start, place[2].stop, device=q.device), seq_k, causal)
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -math.inf)
             yield _Part(place, group, q64, k64, v64, scores)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.attention import correctness, passes
-from kernels.attention.case import Case
+from kernels.attention.case import VALUE_WIDTH, Case, refuse_features
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import Inputs
 from kernels.harness.workload import Call, Implementation, Site
@@ -29,6 +29,9 @@ class FlashAttention4:
         """A call on these inputs. Raises `Unavailable` where it cannot be imported, or does not support the case."""
         if inputs.q.device.type != "cuda":
             raise Unavailable("flash-attn-4 needs a CUDA device")
+        refusal = refuse_features(case, "flash-attn-4", (VALUE_WIDTH,))
+        if refusal is not None:
+            raise Unavailable(refusal)
         if case.direction != "forward":
             return passes.flash_attention_4(case, inputs)
         try:
@@ -37,7 +40,7 @@ class FlashAttention4:
             raise Unavailable(f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]) from exc
         self.forward = forward
         q, k, v = (one.transpose(1, 2).contiguous() for one in (inputs.q, inputs.k, inputs.v))
-        out = torch.full_like(q, torch.nan)
+        out = q.new_full((*q.shape[:-1], v.shape[-1]), torch.nan)
         call = partial(forward, q, k, v, causal=case.shape.causal, out=out)
         return Call("flash-attn-4", try_call(call, "flash-attn-4"), output=lambda _: out.transpose(1, 2))
 
@@ -57,6 +60,9 @@ class FlexAttention:
             raise Unavailable("FlexAttention is measured on CUDA devices only")
         if case.direction != "forward":
             raise Unavailable("FlexAttention is measured forward only")
+        refusal = refuse_features(case, "FlexAttention", (VALUE_WIDTH,))
+        if refusal is not None:
+            raise Unavailable(refusal)
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         if case.id not in self.compiled:

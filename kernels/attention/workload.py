@@ -12,6 +12,8 @@ from kernels.harness.reading import BadSpec, read_integer, read_name, read_names
 from kernels.harness.workload import Implementation, Problem, Site, Unavailable
 
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+MORE_SIZES = ("value_dim", "window")
+"""Those that a shape may leave out."""
 
 
 class Attention:
@@ -60,13 +62,17 @@ class Attention:
 
 def parse_shape(data: object, where: str) -> Shape:
     """One complete shape, without default values. Raises `BadSpec`."""
-    given = read_object(data, where, (*SIZES, "causal"), ("pass",))
-    sizes = {key: read_integer(given[key], f"{where}.{key}", 1) for key in SIZES}
+    given = read_object(data, where, (*SIZES, "causal"), ("pass", *MORE_SIZES, "sinks"))
+    sizes = {key: read_integer(given[key], f"{where}.{key}", 1) for key in (*SIZES, *MORE_SIZES) if key in given}
     if not isinstance(given["causal"], bool):
         raise BadSpec(f"{where}.causal must be true or false, not {shorten_value(given['causal'])}")
     if sizes["heads"] % sizes["kv_heads"]:
         raise BadSpec(f"{where}: heads {sizes['heads']} is not a multiple of kv_heads {sizes['kv_heads']}")
-    return Shape(**sizes, causal=given["causal"])
+    if "window" in sizes and not given["causal"]:
+        raise BadSpec(f"{where}.window is the last keys that a row sees of a causal shape; causal is false")
+    if not isinstance(given.get("sinks", False), bool):
+        raise BadSpec(f"{where}.sinks must be true or false, not {shorten_value(given['sinks'])}")
+    return Shape(**sizes, causal=given["causal"], sinks=given.get("sinks", False))
 
 
 def parse_direction(data: Mapping[str, Any], where: str) -> str:

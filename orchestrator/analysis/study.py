@@ -36,7 +36,7 @@ from orchestrator.analysis.verdicts import (
     halves_noise,
     mean_of,
 )
-from orchestrator.core.bundled import DEFAULT, IMPLEMENTATIONS, KERNEL, with_pass
+from orchestrator.core.bundled import DEFAULT, IMPLEMENTATIONS, KERNEL, with_named_axes
 from orchestrator.core.results import CONTROL, case_order, is_control
 from orchestrator.core.text import count
 
@@ -231,7 +231,7 @@ def _case(case_id: str, setting: Setting, groups: Sequence[Group], order: tuple[
     """One case with its comparisons; `order` has the kernels, and all implementations, as tables show them."""
     kernels, names = order
     groups = sorted(groups, key=lambda group: group.key.implementation)
-    axes = with_pass(case_id, groups[0].axes)
+    axes = with_named_axes(case_id, groups[0].axes)
     words = max((dict(group.words) for group in groups), key=lambda one: (len(one), sorted(one.items())))
     work, measured = work_of(axes, words), measured_roof(words)
     roof = measured or roof_of(groups[0].device, axes.get("dtype", ""))

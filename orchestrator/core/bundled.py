@@ -10,23 +10,26 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from orchestrator.core.bounds import StrictModel
 
-# Which pass of attention a case computes: the output, the gradients, or both. Only the case's id says which.
+# Which pass of attention a case computes, and what it has beside plain attention. Only the case's id names these.
 
 
 Pass = Literal["forward", "backward", "both"]
 FORWARD: Final[Pass] = "forward"
 AXIS: Final = "pass"
-PRODUCTS: Final = {"forward": 2, "backward": 5, "both": 7}
-"""How many matrix products each pass computes."""
-MOVED: Final = {"forward": 2, "backward": 4, "both": 4}
-"""How many tensors like Q, and how many like K, a call reads or writes at least once."""
-NAMED: Final = re.compile(r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+-(?:causal|full)-[a-z0-9]+-(backward|both)")
+PRODUCTS: Final = {"forward": (1, 1), "backward": (3, 2), "both": (4, 3)}
+"""How many matrix products as wide as K, and as V, each pass computes."""
+MOVED: Final = {"forward": 1, "backward": 2, "both": 2}
+"""How often a call reads or writes a tensor like Q, K, V or the output at least."""
+NAMED: Final = re.compile(
+    r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+(?:-v(?P<value_dim>\d+))?-(?:causal|full)(?:-w(?P<window>\d+))?"
+    rf"(?:-(?P<sinks>sinks))?-[a-z0-9]+(?:-(?P<{AXIS}>backward|both))?"
+)
 
 
-def with_pass(case_id: str, axes: Mapping[str, str]) -> dict[str, str]:
-    """The axes of a case from its file, with its pass added unless that is forward."""
-    named = NAMED.fullmatch(case_id)
-    return {**axes, AXIS: named[1]} if named else dict(axes)
+def with_named_axes(case_id: str, axes: Mapping[str, str]) -> dict[str, str]:
+    """The axes of a case from its file, with those added that only its id names (its pass unless that is forward)."""
+    match = NAMED.fullmatch(case_id)
+    return {**axes, **({name: value for name, value in match.groupdict().items() if value} if match else {})}
 
 
 WORKLOAD: Final = "attention"
@@ -83,7 +86,8 @@ Positive = Annotated[int, Field(ge=1)]
 
 class Shape(StrictModel):
     """One attention problem. Q is (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_k, head_dim).
-    `pass` says what is computed: the output, its gradients for Q, K and V, or both."""
+    `pass` says what is computed: the output, its gradients, or both. V may be `value_dim` wide instead; with a `window`
+    a row of a causal shape sees its last so many keys; `sinks` are a learned score for each head."""
 
     batch: Positive
     heads: Positive
@@ -93,6 +97,9 @@ class Shape(StrictModel):
     head_dim: Positive
     causal: bool = False
     direction: Pass = Field(FORWARD, alias=AXIS)
+    value_dim: Positive | None = None
+    window: Positive | None = None
+    sinks: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -107,25 +114,32 @@ class Shape(StrictModel):
             full["seq_q"] = full["seq_k"] = full.pop("seq")
         if "heads" in full:
             full.setdefault("kv_heads", full["heads"])
+        if full.get("value_dim") == full.get("head_dim"):
+            full.pop("value_dim", None)
         return full
 
     @model_validator(mode="after")
     def heads_are_shared_evenly(self) -> Shape:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
+        if self.window is not None and not self.causal:
+            raise ValueError("window is the last keys that a row sees of a causal shape: set causal to true")
         return self
 
     def case_id(self, dtype: str) -> str:
         """Such as `b2-h8-kv8-q512-k512-d64-full-float16`; followed by `-backward` or `-both` if that is the pass."""
         mask = "causal" if self.causal else "full"
         sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
+        sizes += f"-v{self.value_dim}" if self.value_dim else ""
+        mask += (f"-w{self.window}" if self.window else "") + ("-sinks" if self.sinks else "")
         return f"{sizes}-{mask}-{dtype}" + ("" if self.direction == FORWARD else f"-{self.direction}")
 
     @model_serializer(mode="wrap")
     def spelt_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The shape as a dictionary. `pass` is left out if it is forward, because older readers do not know the key."""
+        """The shape as a dictionary, without the fields after `causal` that have defaults: older readers know none."""
         fields: dict[str, Any] = serialize(self)
         direction = fields.pop("direction", None) or fields.pop(AXIS)
+        fields = {key: value for key, value in fields.items() if value or key not in ("value_dim", "window", "sinks")}
         return fields if direction == FORWARD else {**fields, AXIS: direction}
 
 
@@ -138,7 +152,11 @@ PLACEHOLDER: Final[Mapping[str, int]] = {"batch": 1, "heads": 1, "seq": 1, "head
 
 BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
 CONVENTION: Final = "4 × batch × heads × seq_q × seq_k × head_dim operations a call, half of that where causal"
-OTHERS: Final = "; 10 in place of 4 for a backward pass, 14 for both passes"
+OTHERS: Final = {
+    AXIS: "; 10 in place of 4 for a backward pass, 14 for both passes",
+    "value_dim": "; products with V or its gradient by the width of V",
+    "window": "; with a window, of the keys that are seen",
+}
 
 
 def counting_convention(axes: Iterable[Mapping[str, str]]) -> str:
@@ -146,7 +164,7 @@ def counting_convention(axes: Iterable[Mapping[str, str]]) -> str:
     listed = list(axes)
     if listed and all(of_case(one) is None for one in listed):
         return "the workload's own formula"
-    return CONVENTION + (OTHERS if any(AXIS in one for one in listed) else "")
+    return CONVENTION + "".join(text for axis, text in OTHERS.items() if any(axis in one for one in listed))
 
 
 def of_case(axes: Mapping[str, str]) -> tuple[float, float] | None:
@@ -158,11 +176,22 @@ def of_case(axes: Mapping[str, str]) -> tuple[float, float] | None:
             int(axes[name]) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
         )
         size = BYTES[axes["dtype"]]
+        value_dim, window = int(axes.get("value_dim", head_dim)), int(axes.get("window", 0))
         causal = axes["causal"] == "true"
-        products, tensors = (of[axes.get(AXIS, FORWARD)] for of in (PRODUCTS, MOVED))
+        direction = axes.get(AXIS, FORWARD)
+        (of_keys, of_values), times = PRODUCTS[direction], MOVED[direction]
     except (KeyError, ValueError):
         return None
-    if min(batch, heads, kv_heads, seq_q, seq_k, head_dim) < 1:
+    if min(batch, heads, kv_heads, seq_q, seq_k, head_dim, value_dim) < 1:
         return None
-    flop = 2.0 * products * batch * heads * seq_q * seq_k * head_dim * (0.5 if causal else 1.0)
-    return flop, float(tensors) * batch * head_dim * size * (heads * seq_q + kv_heads * seq_k)
+    pairs = seq_q * seq_k * (0.5 if causal else 1.0)
+    if window > 0:
+        pairs = float(pairs_under_mask(seq_q, seq_k) - pairs_under_mask(max(0, seq_q - window), seq_k))
+    flop = 2.0 * batch * heads * pairs * (of_keys * head_dim + of_values * value_dim)
+    return flop, float(times) * batch * (head_dim + value_dim) * size * (heads * seq_q + kv_heads * seq_k)
+
+
+def pairs_under_mask(rows: int, keys: int) -> int:
+    """The pairs of a query and a key under a causal mask, aligned top-left."""
+    square = min(rows, keys)
+    return square * (square + 1) // 2 + (rows - square) * keys

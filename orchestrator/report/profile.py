@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.analysis.profiles import KernelProfile, kernels_of, whole_call_us
 from orchestrator.analysis.roofs import roof_of, work_of
-from orchestrator.core.bundled import with_pass
+from orchestrator.core.bundled import with_named_axes
 from orchestrator.core.text import clean_line
 from orchestrator.report.figures import SLIM, WIDTH, RoofPoint, under_roof
 from orchestrator.report.page import Fold, Page, PageTable, Part, Section, Text, figure_parts, write_page
@@ -100,7 +100,7 @@ def _read(row: Mapping[str, Any], texts: Mapping[str, str], tables: Mapping[str,
     calls = table.get("calls") if isinstance(table, Mapping) else 0
     axes = row.get("axes") if isinstance(row.get("axes"), Mapping) else {}
     case_id = clean_line(str(row.get("case_id", "")), 200)
-    work = work_of(with_pass(case_id, {str(key): str(value) for key, value in (axes or {}).items()}))
+    work = work_of(with_named_axes(case_id, {str(key): str(value) for key, value in (axes or {}).items()}))
     flop = work.flop if work is not None else row.get("flops")
     operations = table.get("rows") if isinstance(table, Mapping) else None
     return Profiled(

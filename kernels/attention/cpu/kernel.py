@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.case import Case
+from kernels.attention.case import Case, refuse_features
 from kernels.attention.cpu.compile import Artifact, build_library
 from kernels.attention.interface import BuildFailed, BuildRecord, Plan, Unavailable
 
@@ -118,7 +118,7 @@ class CpuAttention:
         """None when the case can run, else the reason why it cannot."""
         if case.shape.head_dim > MAX_HEAD_DIM:
             return f"head_dim {case.shape.head_dim} is over {MAX_HEAD_DIM}"
-        return None
+        return refuse_features(case, "the bundled kernel of processors")
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.attention.workload import WORKLOAD
-from orchestrator.core.bundled import IMPLEMENTATIONS, Shape, with_pass
+from orchestrator.core.bundled import IMPLEMENTATIONS, Shape, of_case, with_named_axes
 from orchestrator.core.config.model import (
     DTYPES,
     PHASE_LIMITS_S,
@@ -28,9 +29,10 @@ from orchestrator.core.config.model import (
 )
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.market.catalog import GPU_NAMES
+from orchestrator.core.plan.plan import LaunchPlan
 from orchestrator.core.yamltext import dotted_path, read_scalar, read_yaml
 from startup.agent.agent import CASE
-from tests.unit.core.asked import CONFIGS, GRIDS, asked, shipped
+from tests.unit.core.asked import CONFIGS, GRIDS, asked, planned, shipped
 
 
 @pytest.mark.parametrize("name", GPU_NAMES)
@@ -237,7 +239,7 @@ my.yaml:20: correctness.grid.shapes[0]: heads (3) is not a multiple of kv_heads 
 my.yaml:21: correctness.grid.shapes[1].batch: must be at least 1, not 0
 my.yaml:21: correctness.grid.shapes[1].seq_k: required
 my.yaml:21: correctness.grid.shapes[1].seq_q: required
-my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass
+my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass, value_dim, window, sinks
 my.yaml:22: alerts.command: expected text, got 3
 my.yaml:22: alerts.webhook: 'hooks.example.com' is not valid; expected ^https?://
 my.yaml:23: environment.allow_install: expected true or false, got 'perhaps'
@@ -519,7 +521,7 @@ def test_a_warm_up_lasts_until_steady_unless_calls_are_counted() -> None:
 
 size = st.integers(1, 9)
 shapes = st.builds(
-    lambda batch, kv, group, q, k, d, causal, direction: Shape.model_validate(
+    lambda batch, kv, group, q, k, d, causal, direction, more: Shape.model_validate(
         {
             "batch": batch,
             "heads": kv * group,
@@ -529,11 +531,13 @@ shapes = st.builds(
             "head_dim": d,
             "causal": causal,
             "pass": direction,
+            **{key: value for key, value in more.items() if causal or key != "window"},
         }
     ),
     *[size] * 6,
     st.booleans(),
     st.sampled_from(("forward", "backward", "both")),
+    st.fixed_dictionaries({}, optional={"value_dim": size, "window": size, "sinks": st.booleans()}),
 )
 grids = st.builds(
     Grid,
@@ -551,9 +555,11 @@ def test_every_case_has_a_name_of_its_own(grid: Grid) -> None:
 @given(grids)
 def test_the_harness_is_told_shapes_that_mean_the_same(grid: Grid) -> None:
     assert tuple(Shape.model_validate(shape) for shape in harness_shapes(grid)) == grid.shapes
-    axes = set(Shape.model_fields) - {"direction"}
+    unset = {name for name, field in Shape.model_fields.items() if not field.is_required()} - {"causal"}
     for shape, told in zip(grid.shapes, harness_shapes(grid), strict=True):
-        assert set(told) == axes | ({"pass"} if shape.direction != "forward" else set())
+        given = {"pass" if name == "direction" else name for name in unset if getattr(shape, name) not in (None, False)}
+        given -= {"pass"} if shape.direction == "forward" else set()
+        assert set(told) == set(Shape.model_fields) - unset | given
 
 
 @given(grids)
@@ -561,8 +567,56 @@ def test_the_machine_knows_every_case_by_the_name_that_it_has_here(grid: Grid) -
     cases = WORKLOAD.cases({"shapes": harness_shapes(grid), "dtypes": list(grid.dtypes)}, "measure")
     assert tuple(case.id for case in cases) == case_ids(grid)
     assert all(WORKLOAD.is_case(name) and CASE.match(f"cases/{name}.csv") for name in case_ids(grid))
-    told = [with_pass(name, {}).get("pass", "forward") for name in case_ids(grid)]
+    told = [with_named_axes(name, {}).get("pass", "forward") for name in case_ids(grid)]
     assert told == [case.direction for case in cases]
+
+
+@given(grids)
+def test_the_machine_and_the_report_count_the_same_operations(grid: Grid) -> None:
+    for case in WORKLOAD.cases({"shapes": harness_shapes(grid), "dtypes": list(grid.dtypes)}, "measure"):
+        counted = of_case(with_named_axes(case.id, case.axes))
+        assert counted is not None
+        half = (
+            case.shape.causal and not case.shape.window
+        )  # which the harness, that compares sizes alone, does not take
+        assert counted[0] == case.flops * (0.5 if half else 1.0)
+
+
+def test_a_window_counts_the_keys_that_are_seen() -> None:
+    shape = {"batch": 1, "heads": 1, "seq_q": 5, "seq_k": 4, "head_dim": 1, "causal": True, "window": 2}
+    seen = sum(key <= query and key > query - 2 for query in range(5) for key in range(4))
+    (case,) = WORKLOAD.cases({"shapes": [Shape.model_validate(shape).model_dump()], "dtypes": ["float16"]}, "measure")
+    assert case.flops == 4 * seen
+    assert case.id == "b1-h1-kv1-q5-k4-d1-causal-w2-float16"
+
+
+PRESETS = ("deepseek-v3", "gpt-oss", "gpt-oss-sinks", "llama3.1")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_a_preset_of_nvidias_is_planned_and_explained(gpu: str, name: str) -> None:
+    config = asked((CONFIGS / f"{gpu}.yaml").read_text(encoding="utf-8"), f"measure.grid={name}")
+    plan = planned(config)
+    assert isinstance(plan, LaunchPlan), plan
+    assert set(plan.cases) == set(case_ids(resolve_grid(name, GRIDS)))
+    assert {id_.endswith("backward") for id_ in plan.cases} == {True, False}
+    assert f"| `{name}` |" in (CONFIGS / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"window": 5}, "window is the last keys that a row sees of a causal shape: set causal to true"),
+        ({"window": 0, "causal": True}, "window: must be at least 1, not 0"),
+        ({"value_dim": 0}, "value_dim: must be at least 1, not 0"),
+        ({"sinks": 2}, "sinks: expected true or false"),
+    ],
+)
+def test_what_a_shape_cannot_have_is_refused_with_its_key(changes: dict[str, Any], refusal: str) -> None:
+    shape = {"batch": 1, "heads": 1, "seq": 8, "head_dim": 8, **changes}
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
+        asked(f"gpu: l4\nmeasure: {{grid: {{shapes: [{json.dumps(shape)}]}}}}")
 
 
 def test_a_pass_other_than_forward_is_told_to_the_harness_and_is_part_of_the_name() -> None:
