@@ -18,6 +18,7 @@ from kernels.harness.device_clock import in_kernel_clock
 from kernels.harness.memory import NOT_ON_A_CPU
 from kernels.harness.own import OwnWorkload
 from kernels.harness.rows import Origin
+from kernels.harness.several_gpus import GPU_DIGITS, own_slot
 from kernels.harness.spec import MACHINE, Spec
 from kernels.harness.stamps import utc_now
 from kernels.harness.streams import CudaStream
@@ -27,8 +28,6 @@ SETTINGS = (
     "power_limit_w", "power_limit_default_w", "ecc", "mig",
     "sm_clock_max_mhz", "mem_clock_max_mhz", "sm_clock_mhz", "mem_clock_mhz", "vbios",
 )  # fmt: skip
-GPU_DIGITS = 12
-"""So many digits of a GPU's digest stand in each row."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,7 +43,10 @@ def device_name(where: torch.device) -> str:
 
 def gpu_digest(where: torch.device) -> str:
     """The sha256 of the GPU's UUID, which tells it from others of its kind; empty if it has none."""
-    uuid = str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+    slot = own_slot()
+    uuid = slot.gpu if slot is not None else ""
+    if where.type == "cuda":
+        uuid = str(getattr(torch.cuda.get_device_properties(where), "uuid", ""))
     return hashlib.sha256(uuid.encode()).hexdigest() if uuid else ""
 
 

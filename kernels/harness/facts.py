@@ -15,6 +15,13 @@ from kernels.harness.calls import THESE
 CRASHED = 1
 
 
+class Silent:
+    """Takes facts that are for nobody: those of a trial, and those about single answers to a candidate."""
+
+    def send(self, _fact: str, **_keys: object) -> None:
+        """Does nothing."""
+
+
 class Facts:
     """Writes facts to the original standard output, and waits for acknowledgements on standard input.
 
@@ -29,7 +36,7 @@ class Facts:
         os.dup2(2, 1)
         self.acks: queue.Queue[str] | None = None
         self.candidates: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        """What the agent gives a session to judge; None for nothing more."""
+        """What is given to a session to judge, or to one of several processes to measure; None for nothing more."""
         if acknowledged:
             self.acks = queue.Queue()
             threading.Thread(target=self.listen, name="acks", daemon=True).start()
@@ -50,8 +57,8 @@ class Facts:
         while (acked := self.acks.get()) != path:
             log_line(f"expected an acknowledgement of {path}, got one of {acked}; still waiting")
 
-    def request_candidate(self) -> Mapping[str, Any] | None:
-        """Says that the session is ready, and waits for the next candidate; None when there will be no other."""
+    def request_next(self) -> Mapping[str, Any] | None:
+        """Says that this process is ready, and waits for the next candidate or case; None when there is no other."""
         self.send("ready")
         return self.candidates.get() if self.acks is not None else None
 
@@ -85,9 +92,11 @@ def acknowledged_path(line: bytes) -> str | None:
 
 
 def named_candidate(line: bytes) -> Mapping[str, Any] | Literal[False] | None:
-    """The candidate in `{"candidate": {...}}`, None for `{"candidate": null}`, and False for anything else."""
+    """The candidate in `{"candidate": {...}}`, or the case in `{"case": {...}}`; None for null in its place, and False
+    for anything else."""
     try:
-        candidate = json.loads(line)["candidate"]
+        message = json.loads(line)
+        candidate = message["candidate" if "candidate" in message else "case"]
     except (ValueError, KeyError, TypeError):
         return False
     return candidate if candidate is None or isinstance(candidate, dict) else False

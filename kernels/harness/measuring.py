@@ -20,8 +20,9 @@ from kernels.harness.facts import log_line
 from kernels.harness.input_sets import Rotation
 from kernels.harness.judging import Judged, Outcome, Session, judge_case, spread_inputs, still_right
 from kernels.harness.own import OwnCase, OwnWorkload
-from kernels.harness.regimes import SUSTAINED, case_regimes
+from kernels.harness.regimes import SUSTAINED, case_regimes, is_host_bound
 from kernels.harness.rows import Origin, Row, Setting, Spool
+from kernels.harness.several_gpus import host_turn
 from kernels.harness.spec import Spec, original_name
 from kernels.harness.stopping import RACE, first_of, precision_rule, race_rule, time_rule
 from kernels.harness.timers import Timer, timer_for
@@ -81,9 +82,11 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         names = case_regimes(session.spec.regime, session.device.type, case)
         for number, name in enumerate(names, start=1):
             spool = stack.enter_context(Spool(folder))
-            extent = extent_of(session, number / len(names), began, session.spec.beat.get(case.id))
-            by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))
-            measured = measure_contenders(judged.contenders, extent, by, rng, spool.keep)
+            with host_turn(is_host_bound=is_host_bound(name, session.device.type, case)) as waited_s:
+                began += waited_s
+                extent = extent_of(session, number / len(names), began, session.spec.beat.get(case.id))
+                by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))
+                measured = measure_contenders(judged.contenders, extent, by, rng, spool.keep)
             measured_in.append(Regime(name, measured, spool))
         has_lost = any(one.measured.stopped == RACE for one in measured_in)
         judged = still_right(session, judged, has_lost=has_lost)

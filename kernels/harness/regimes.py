@@ -13,6 +13,12 @@ busy without a graph. It is also heavy enough for a power limit to slow a device
 its `flops`."""
 
 
+def is_host_bound(regime: str, device: str, case: Case) -> bool:
+    """Whether a busy host may slow a regime of a case. On a GPU the host launches each call, except in a graph; calls
+    that are known to be long give it the time."""
+    return device != "cuda" or (regime != GRAPH and getattr(case, "flops", 0.0) < HELD_BACK_FLOPS)
+
+
 def case_regimes(regime: str, device: str, case: Case) -> tuple[str, ...]:
     """The regimes of a case on a kind of device (`cuda` or `cpu`), in the order in which they are measured."""
     if regime != BOTH:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kernels.harness.ending import end_with_parent, leave_process, list_descendants
 from kernels.harness.facts import CRASHED, log_line
+from kernels.harness.several_gpus import CaseQueue, GpuProcess, GpuSlot, shares_cases, slot_environment
 from kernels.harness.users import own_workload, users_for_run
 
 CHILD_SUBREAPER = 36
@@ -29,23 +30,39 @@ ENDED = "the step has ended"
 """The last line of a step's log."""
 
 
-def serve_steps(options: Sequence[str], perform: Callable[[list[str]], int]) -> int:
-    """Performs the steps that are named on standard input, each with these options, until the input ends."""
+Perform = Callable[[list[str]], int]
+"""Performs the step of these arguments and returns its exit code."""
+
+
+def serve_steps(options: Sequence[str], perform: Perform, gpus: Sequence[str] = ()) -> int:
+    """Performs the steps that are named on standard input, each with these options, until the input ends. `gpus` are
+    the UUIDs of several GPUs; if none are given, those of the machine are used."""
     spec = Path(options[options.index("--spec") + 1])
     own = own_workload(spec)
     error = preload(own)
     adopt_orphans()
-    send("preloaded", error=error, **({} if error else in_fork(probe_torch)))
+    answer = {} if error else in_fork(probe_torch)
+    found_gpus = answer.pop("gpus", None)
+    if not gpus and isinstance(found_gpus, list):
+        gpus = found_gpus
+    send("preloaded", error=error, **answer)
     with users_for_run(own):
-        perform_all(options, perform, error, own is not None)
+        perform_all(options, perform, error, own is not None, gpus if shares_cases(spec) else ())
     return 0
 
 
-def perform_all(options: Sequence[str], perform: Callable[[list[str]], int], error: str, has_workers: bool) -> None:
-    """Performs each step that is named on standard input, until the input ends."""
+def perform_all(options: Sequence[str], perform: Perform, error: str, has_workers: bool, gpus: Sequence[str]) -> None:
+    """Performs each step that is named on standard input, until the input ends. With several GPUs the measuring step
+    is performed on each of them."""
     while line := read_line():
-        arguments = [str(json.loads(line)["step"]), *options]
-        code = fork_step(arguments, perform, has_workers) if not error else start_step(arguments)
+        step = str(json.loads(line)["step"])
+        arguments = [step, *options]
+        if error:
+            code = start_step(arguments)
+        elif step == "measure" and len(gpus) > 1:
+            code = share_step(arguments, perform, has_workers, gpus)
+        else:
+            code = wait_for(fork_step(arguments, perform, has_workers))
         end_descendants()
         log_line(ENDED)
         send("step_ended", code=code)
@@ -78,7 +95,8 @@ def preload(own: Path | None) -> str:
 
 
 def probe_torch() -> dict[str, object]:
-    """What the agent asks about an interpreter's torch. It may make a CUDA context."""
+    """What the agent asks about an interpreter's torch, and the UUIDs of the GPUs if there are several. It may make a
+    CUDA context."""
     import numpy
     import torch
 
@@ -88,6 +106,9 @@ def probe_torch() -> dict[str, object]:
         torch.from_numpy(numpy.zeros(1))
         torch.zeros(1).numpy()
         facts["exchange"] = True
+    if torch.cuda.device_count() > 1:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            facts["gpus"] = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
     return facts
 
 
@@ -121,14 +142,45 @@ def read_line() -> bytes:
     return line
 
 
-def fork_step(arguments: list[str], perform: Callable[[list[str]], int], has_workers: bool) -> int:
-    """Performs a step in a fork. Returns its exit code, or minus the signal that ended it."""
+def share_step(arguments: list[str], perform: Perform, has_workers: bool, gpus: Sequence[str]) -> int:
+    """Performs a measuring step in a fork for each GPU. Returns its exit code, or minus the signal that ended it."""
+    out = Path(arguments[arguments.index("--out") + 1])
+    out.mkdir(parents=True, exist_ok=True)
+
+    def start(slot: GpuSlot, others: Sequence[int]) -> GpuProcess:
+        (facts, their_output), (their_input, answers) = os.pipe(), os.pipe()
+
+        def enter() -> None:
+            os.dup2(their_input, 0)
+            os.dup2(their_output, 1)
+            for end in (their_input, their_output, facts, answers, *others):
+                os.close(end)
+            os.environ.update(slot_environment(slot))
+
+        pid = fork_step(arguments, perform, has_workers, enter)
+        os.close(their_input)
+        os.close(their_output)
+        return GpuProcess(slot, pid, facts, answers)
+
+    return CaseQueue(gpus, str(out / ".turns"), start).run()
+
+
+def wait_for(pid: int) -> int:
+    """Waits for a fork. Returns its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fork_step(
+    arguments: list[str], perform: Perform, has_workers: bool, enter: Callable[[], None] = lambda: None
+) -> int:
+    """Performs a step in a fork, which calls `enter` first. Returns its process id."""
     pid = os.fork()
     if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return pid
     code = CRASHED
     try:
         end_with_parent()
+        enter()
         if has_workers:
             from kernels.harness.processes import fork_worker_server
 

@@ -20,7 +20,7 @@ from typing import Any
 from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena
 from kernels.harness.contenders import Crew
-from kernels.harness.facts import log_line
+from kernels.harness.facts import Silent, log_line
 from kernels.harness.hands import AnswerLimits, Hand
 from kernels.harness.judging import Session, build_all
 from kernels.harness.own import OwnWorkload
@@ -40,13 +40,6 @@ PRECISION = 0.01
 
 READER = "@reader"
 """Whose user reads a candidate: no implementation has such a name."""
-
-
-class Silent:
-    """Takes the facts about single answers, which belong to no run: a candidate's verdict has them."""
-
-    def send(self, _fact: str, **_keys: object) -> None:
-        """Does nothing."""
 
 
 @dataclass
@@ -204,7 +197,7 @@ def make_referee(session: Session) -> Referee:
 def serve_candidates(session: Session) -> int:
     """Judges each candidate that the agent names, until there is none. Returns the exit code."""
     referee = make_referee(session)
-    while (request := session.facts.request_candidate()) is not None:
+    while (request := session.facts.request_next()) is not None:
         number = int(request["number"])
         verdict = referee.judge_candidate(number, str(request["path"]), request.get("beat", {}))
         path = f"candidates/{number:06d}/verdict.json"

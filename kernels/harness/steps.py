@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,16 +18,17 @@ from kernels.harness.arena import Arena
 from kernels.harness.calls import THESE
 from kernels.harness.columns import correctness_columns
 from kernels.harness.contenders import Built, Crew
-from kernels.harness.facts import Facts, log_line
+from kernels.harness.facts import Facts, Silent, log_line
 from kernels.harness.judging import Session, build_all, judge_case
 from kernels.harness.own import OwnWorkload
 from kernels.harness.progress import PROGRESS
 from kernels.harness.reading import BadSpec
 from kernels.harness.regimes import case_regimes
 from kernels.harness.second_clock import ask_cupti
+from kernels.harness.several_gpus import own_slot
 from kernels.harness.spec import Spec, original_name
 from kernels.harness.starting import open_arena
-from kernels.harness.workload import BuildFailed, BuildRecord, one_line
+from kernels.harness.workload import BuildFailed, BuildRecord, Case, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
 """What is recorded like a case: that the plan was sent, and that the second clock was begun."""
@@ -195,13 +198,12 @@ def measure_all(session: Session) -> int:
             ),
         )
         THESE.finished(PLANNED)
-    wrong, measured = False, []
-    for index, case in enumerate(spec.planned, start=1):
-        if (before := THESE.known.get(case.id)) is not None:
-            wrong = wrong or before["wrong"]
-            measured.append((case, before["medians"]))
+    records = {case.id: THESE.known[case.id] for case in spec.planned if case.id in THESE.known}
+    numbers = {case.id: number for number, case in enumerate(spec.planned, start=1)}
+    for case in next_cases(session, partial(measure_trial, session, crew, origin, timed_by)):
+        if case.id in records:
             continue
-        place = {"case_id": case.id, "index": index, "of": len(spec.planned)}
+        place = {"case_id": case.id, "index": numbers[case.id], "of": len(numbers)}
         facts.send("case_started", **place)
         PROGRESS.begin(observer(facts, case.id))
         began = time.monotonic()
@@ -216,13 +218,48 @@ def measure_all(session: Session) -> int:
             skipped=done.skipped,
             stopped=done.stopped,
         )
-        THESE.finished(case.id, wrong=done.wrong, medians=done.medians)
-        wrong = wrong or done.wrong
-        measured.append((case, done.medians))
-    if SECOND_CLOCK not in THESE.known:  # a failure there costs the second clock, not the step
-        THESE.finished(SECOND_CLOCK)
+        records[case.id] = {"wrong": done.wrong, "medians": done.medians}
+        THESE.finished(case.id, **records[case.id])
+    slot = own_slot()
+    if SECOND_CLOCK not in THESE.known and (slot is None or slot.number == 0):
+        THESE.finished(SECOND_CLOCK)  # a failure there costs the second clock, not the step
+        measured = [(case, records[case.id]["medians"]) for case in spec.planned if case.id in records]
         ask_cupti(session, crew, origin, measured, timed_by)
-    return WRONG if wrong else DONE
+    return WRONG if any(record["wrong"] for record in records.values()) else DONE
+
+
+def next_cases(session: Session, measure: Callable[[Case], Mapping[str, float]]) -> Iterator[Case]:
+    """The planned cases in order; in one of several processes those that it is given. `measure` measures a trial."""
+    if own_slot() is None:
+        yield from session.spec.planned
+        return
+    cases = {case.id: case for case in session.spec.planned}
+    while (given := session.facts.request_next()) is not None:
+        case = cases[given["id"]]
+        if given["is_trial"]:
+            PROGRESS.begin(observer(session.facts, case.id))
+            session.facts.send("tried", median_us=measure(case))
+        else:
+            yield case
+
+
+def measure_trial(
+    session: Session, crew: Crew, origin: rows.Origin, timed_by: measuring.Timers, case: Case
+) -> dict[str, float]:
+    """Measures one implementation on a case, a baseline if there is one, and keeps no rows. Returns its medians in
+    microseconds by regime."""
+    spec = session.spec
+    baselines = spec.workload.describe().get("baselines", ()) if isinstance(spec.workload, OwnWorkload) else ()
+    name = next((name for name in spec.implementations if name in baselines), spec.implementations[0])
+    with tempfile.TemporaryDirectory(dir=session.out) as folder:
+        trial = replace(
+            session,
+            out=Path(folder),
+            facts=Silent(),  # type: ignore[arg-type]
+            spec=replace(spec, implementations=(name,)),
+        )
+        medians = measuring.measure_case(trial, crew, case, origin, timed_by).medians
+    return {regime: times[name] for regime, times in medians.items() if name in times}
 
 
 def serve_session(session: Session) -> int:

@@ -82,7 +82,10 @@ class Users:
         """The home of an implementation, or of the judge, made if need be. Its owner is the user. Raises `OSError`."""
         home = self.folder / folder_name(name)
         if not home.exists():
-            self.make_home(home)
+            with (self.folder / ".lock").open("w") as lock:  # several processes of a step may need it at once
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not home.exists():
+                    self.make_home(home)
         return home
 
     def of(self, name: str, workload: Path) -> WorkerUser:

@@ -224,10 +224,10 @@ def _footer(run: Run, now: datetime, told: Sequence[str], expected_s: float | No
 
 
 def _now_at(run: Run, *, measuring: bool) -> list[str]:
-    """The case that is measured, and the function that runs where it takes long."""
+    """The cases that are measured, and the function that runs where it takes long."""
     observed = run.current.observed
-    case_id = run.current.case.case_id if run.current.case is not None and measuring else ""
-    return [clean_line(text) for text in (case_id, observed.place if observed is not None else "") if text]
+    cases = ", ".join(case.case_id for case in run.current.cases) if measuring else ""
+    return [clean_line(text) for text in (cases, observed.place if observed is not None else "") if text]
 
 
 def diagnoses(run: Run) -> list[str]:

@@ -70,6 +70,7 @@ class HarnessProcess:
         options: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
         fresh: bool = False,
+        module: str = "kernels.harness",
     ) -> None:
         self.out = directory / "out"
         path = directory / "spec.json"
@@ -80,12 +81,12 @@ class HarnessProcess:
         self.log_file = self.log_path.open("w")
         self.process: Fork | subprocess.Popen[str]
         if fresh:
-            pipe, command = subprocess.PIPE, [sys.executable, "-m", "kernels.harness", *arguments]
+            pipe, command = subprocess.PIPE, [sys.executable, "-m", module, *arguments]
             self.process = subprocess.Popen(
                 command, cwd=root, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log_file
             )
         else:
-            self.process = forks().start("kernels.harness", *arguments, cwd=root, environ=env, log=self.log_file)
+            self.process = forks().start(module, *arguments, cwd=root, environ=env, log=self.log_file)
         self.facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
@@ -148,6 +149,19 @@ class HarnessProcess:
 
     def rows(self, case_id: str) -> list[dict[str, str]]:
         return read_csv(self.out / "cases" / f"{case_id}.csv")
+
+
+class Served(HarnessProcess):
+    """A harness that performs steps as the agent names them."""
+
+    def step(self, name: str) -> tuple[int, list[dict[str, Any]]]:
+        """Perform one step; its exit code and its facts."""
+        self.write(json.dumps({"step": name}))
+        said = []
+        while (fact := self.next())["fact"] not in ("step_ended", "(the facts ended)"):
+            said.append(fact)
+            self.acknowledge(fact)
+        return fact.get("code", 99), said
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

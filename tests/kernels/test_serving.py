@@ -13,7 +13,7 @@ import pytest
 
 from kernels.harness.ending import list_descendants
 from kernels.harness.processes import worker_modules
-from tests.kernels.harness_process import HarnessProcess, named, spec
+from tests.kernels.harness_process import Served, named, spec
 from tests.support.patience import await_truth
 
 COUNTED = """
@@ -37,19 +37,6 @@ def baseline_torch(x):
 def kernel_mine(x):
     return x + x
 """
-
-
-class Served(HarnessProcess):
-    """A harness that performs steps as the agent names them."""
-
-    def step(self, name: str) -> tuple[int, list[dict[str, Any]]]:
-        """Perform one step; its exit code and its facts."""
-        self.write(json.dumps({"step": name}))
-        said = []
-        while (fact := self.next())["fact"] not in ("step_ended", "(the facts ended)"):
-            said.append(fact)
-            self.acknowledge(fact)
-        return fact.get("code", 99), said
 
 
 def served(tmp_path: Path, text: str, **options: Any) -> Served:

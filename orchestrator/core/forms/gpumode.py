@@ -72,7 +72,7 @@ def parse_task(text: str, file: str) -> GpuModeTask:
         )
         raise description.wrong(what, "lang")
     if description.data.get("multi_gpu"):
-        what = "multi_gpu: the problem's kernels run on several GPUs at once, and a run measures on one GPU"
+        what = "multi_gpu: the problem's kernels run on several GPUs at once, and a case is measured on one GPU"
         raise description.wrong(what, "multi_gpu")
     ranking = description.text("ranking_by", "none")
     if ranking not in RANKINGS:

@@ -68,7 +68,8 @@ def _about_machine(config: Config) -> list[str]:
         notices.append(f"Google sells {config.machine_type} on demand to no single person: {asked}")
     if (gpus := gpu.gpus_of(config.machine_type)) > 1:
         fewer = "" if gpu.gpus_of(gpu.default_machine) == 1 else ", and Google sells no smaller machine with it"
-        notices.append(f"{config.machine_type} has {count(gpus, 'GPU')}: a run measures on one and pays for all{fewer}")
+        each = f"has {count(gpus, 'GPU')}: a run pays for all and measures a case on each at a time"
+        notices.append(f"{config.machine_type} {each}{fewer}")
     return notices
 
 

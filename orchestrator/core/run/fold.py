@@ -199,7 +199,7 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             return _report(run, attempt, booted_at=report.booted_at or event.time)
         case ev.PhaseStarted(phase=phase, limit_s=limit):
             run = replace(run, spans=(*run.spans, PhaseSpan(attempt, phase, event.time, limit)))
-            return _report(run, attempt, case=None, observed=None)
+            return _report(run, attempt, cases=(), observed=None)
         case ev.PhaseFinished() as fact:
             return replace(run, spans=_phase_finished(run.spans, attempt, fact))
         case ev.Healed() as fact:
@@ -221,11 +221,14 @@ def _evolve_machine(run: Run, event: ev.Event) -> Run:
             return _report(run, attempt, measurement=fact)
         case ev.CaseStarted() as fact:
             first_case_at = report.first_case_at or event.time
-            return _report(run, attempt, case=fact, observed=None, first_case_at=first_case_at)
+            # A machine with several GPUs measures several cases at once; the largest has eight GPUs.
+            cases = (*(case for case in report.cases if case.case_id != fact.case_id), fact)[-16:]
+            return _report(run, attempt, cases=cases, observed=None, first_case_at=first_case_at)
         case ev.CaseObserved() as fact:
             return _report(run, attempt, observed=fact)
         case ev.CaseMeasured(case_id=case_id) as fact:
-            run = _report(run, attempt, measured=report.measured | {case_id}, case=None, observed=None)
+            cases = tuple(case for case in report.cases if case.case_id != case_id)
+            run = _report(run, attempt, measured=report.measured | {case_id}, cases=cases, observed=None)
             is_known = any(done.case_id == case_id for done in run.measured)
             return run if is_known else replace(run, measured=(*run.measured, fact))
         case ev.ImagePrepared() as fact:

@@ -129,7 +129,7 @@ class MachineReport:
     booted_at: datetime | None = None
     last_word_at: datetime | None = None
     measurement: ev.MeasurementPlanned | None = None
-    case: ev.CaseStarted | None = None
+    cases: tuple[ev.CaseStarted, ...] = ()  # those that it is measuring
     observed: ev.CaseObserved | None = None
     """Where it was when it last said so, in the present phase or case."""
     first_case_at: datetime | None = None

@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from startup.agent.__main__ import Conductor, main
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.startup.cloud import RUN, Cloud
 from tests.unit.startup.conducted import Conducted, cause, cloud_for, ended, environ
 from tests.unit.startup.machine import CASES
-from tests.unit.startup.played_harness import finished
+from tests.unit.startup.played_harness import fact, finished
 
 
 def test_preemption_stops_the_work_and_keeps_what_there_is_within_seconds(tmp_path: Path) -> None:
@@ -34,6 +35,28 @@ def test_preemption_stops_the_work_and_keeps_what_there_is_within_seconds(tmp_pa
         assert f"runs/{RUN}/cases/{CASES[0]}.csv" in cloud.objects
         assert f"runs/{RUN}/cases/{CASES[1]}.csv" not in cloud.objects, "an unfinished case is not stored"
         assert cloud.artifact("log.txt") == "the log\n"
+
+
+def test_a_preemption_amid_two_cases_loses_only_these_and_resuming_measures_them(tmp_path: Path) -> None:
+    cases = [*CASES, CASES[0].replace("q64", "q96")]
+
+    def started(number: int) -> dict[str, Any]:
+        return fact("case_started", case_id=cases[number], index=number + 1, of=3)
+
+    amid = [started(0), started(1), finished(cases[1], 2, 3), started(2), {"deaf": 1}, {"hang": 1}]
+    homes = tmp_path / "first", tmp_path / "second"
+    with cloud_for({"measure": amid}, cases=cases) as cloud:
+        cloud.on_stored = lambda _name: cloud.preempt() if len(cloud.said("case_started")) == 3 else None
+        homes[0].mkdir()
+        assert Conducted(cloud, homes[0]).code == 143
+        assert [data["case_id"] for data in cloud.said("case_measured")] == [cases[1]]
+        stored = {name: body for name, body in cloud.objects.items() if "/cases/" in name}
+    assert len(stored) == 1
+    with cloud_for(cases=cases) as cloud:
+        cloud.objects.update(stored)
+        homes[1].mkdir()
+        assert Conducted(cloud, homes[1]).code == 0
+        assert [data["case_id"] for data in cloud.said("case_measured")] == [cases[0], cases[2]]
 
 
 def test_a_vm_that_was_preempted_before_anyone_watched_is_noticed(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def closing(commands: tuple[do.Command, ...]) -> tuple[Phase, str]:
 def test_the_next_machine_is_asked_for_elsewhere_first_and_its_attempt_is_the_next() -> None:
     assert decided(taken()) == (do.Create(B, 2),)
     assert replayed(taken()).phase is Phase.PROVISIONING
-    assert replayed(taken()).current.case is None
+    assert replayed(taken()).current.cases == ()
     assert decided(taken(), offers=(A,)) == (do.Create(A, 2),)
 
 

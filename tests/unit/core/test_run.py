@@ -232,6 +232,18 @@ def test_where_a_machine_is_is_forgotten_when_it_goes_on() -> None:
         assert replayed(running().vm(20, at_it).vm(30, later)).current.observed is None
 
 
+def test_a_machine_measures_each_case_from_its_start_to_its_end_and_at_most_sixteen() -> None:
+    starts = [ev.CaseStarted(case_id=name, index=1, of=40) for name in ("a", "b", "b", "c")]
+    log = running()
+    for second, start in enumerate(starts, 20):
+        log.vm(second, start)
+    assert [case.case_id for case in replayed(log.vm(30, measured("b"))).current.cases] == ["a", "c"]
+    assert replayed(log.vm(40, ev.PhaseStarted(phase="finish"))).current.cases == ()
+    for number in range(40):
+        log.vm(50, ev.CaseStarted(case_id=f"n{number}", index=1, of=40))
+    assert [case.case_id for case in replayed(log).current.cases] == [f"n{number}" for number in range(24, 40)]
+
+
 def test_a_repeated_request_is_one_machine() -> None:
     run = replayed(Log().add(0, requested()).add(1, requested(), "client-other"))
     assert len(run.vms) == 1
