@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from google.api_core import exceptions
-from google.cloud import batch_v1, compute_v1
+from google.cloud import batch_v1
 
 from orchestrator.adapters.batch.bodies import scheduling_policy
 from orchestrator.adapters.batch.templates import InstanceTemplates, create_job, send_unless_refused
 from orchestrator.adapters.google.compute_calls import parse_guard
+from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.errors import translate_google_errors
 from orchestrator.adapters.google.instance_body import ending_with_its_disk, network_interface, service_accounts
 from orchestrator.core.fleet.batch import RETRIED, GateAnswer, GatePace, GateSite, GateVerdict

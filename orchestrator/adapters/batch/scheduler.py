@@ -228,9 +228,8 @@ class GoogleBatch:
 
     def check(self, site: GateSite, pace: GatePace, say: Callable[[str], None]) -> GateVerdict:
         """What Batch is seen to do in this project. Raises `ProviderError` and its kin."""
-        from google.cloud import compute_v1
-
         from orchestrator.adapters.batch.check import BatchCheck, Clients
+        from orchestrator.adapters.google.compute_library import compute_v1
 
         machines = self.session.client(compute_v1.InstancesClient)
         script = (bundle_root() / "startup" / "batch" / "check.sh").read_text(encoding="utf-8")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from google.api_core import exceptions
-from google.cloud import batch_v1, compute_v1
+from google.cloud import batch_v1
 from google.protobuf.json_format import ParseDict
 
 from orchestrator.adapters.batch.bodies import with_one_limit
 from orchestrator.adapters.google.compute_calls import parse_guard
+from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.errors import is_transient, patiently, translate_google_errors
 from orchestrator.adapters.google.network import Session
 from orchestrator.core.errors import ProviderError

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
-from google.cloud import compute_v1
 
 from orchestrator.adapters.google import compute_faults as table
 from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls, require_operation
+from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     brief_message,

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import google.api_core.exceptions as api
-from google.cloud import compute_v1
 from google.protobuf import json_format
 
+from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.errors import (
     FOREIGN,
     Garbled,

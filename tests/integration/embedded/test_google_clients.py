@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,6 +303,25 @@ def test_a_recorder_that_has_seen_nothing_or_something_wrong_does_not_pass() -> 
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "embedded-cloud.md"
+SERVICES = """
+import sys
+from orchestrator.adapters.google.compute_library import CLIENTS, PACKAGE, compute_v1
+loaded = lambda: {name.split(".")[4] for name in sys.modules if name.startswith(f"{PACKAGE}.services.")}
+assert loaded() == set(CLIENTS), loaded()
+names = (*CLIENTS.values(), *compute_v1.types.compute.__all__)
+before = [getattr(compute_v1, name) for name in names]
+from google.cloud import compute_v1 as whole
+assert loaded() == set(CLIENTS)
+assert whole.DisksClient.__name__ == "DisksClient"
+assert len(loaded()) > 90
+assert [getattr(whole, name) for name in names] == before
+"""
+
+
+def test_the_services_that_are_asked_load_alone_and_are_those_of_the_whole_package() -> None:
+    subprocess.run([sys.executable, "-c", SERVICES], check=True)
+
+
 WRITTEN = [line.split()[1:] for line in PAGE.read_text("utf-8").splitlines() if line.startswith("gcloud ")]
 ANSWERS = {"instances create": "RUNNING", "instances list": "vm1\tRUNNING", "storage cat": "hello", "zones list": "UP"}
 
