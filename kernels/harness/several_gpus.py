@@ -124,6 +124,12 @@ class GpuProcess:
         with contextlib.suppress(OSError):
             os.write(self.answers, json.dumps(message).encode() + b"\n")
 
+    def close(self, code: int) -> None:
+        """Closes our ends of its pipes: it has ended with this code, or is given up."""
+        os.close(self.facts)
+        os.close(self.answers)
+        self.code = code
+
     def give_case(self, case: str, *, is_trial: bool) -> None:
         """Gives it a case."""
         self.case, self.is_trial, self.is_waiting = case, is_trial, False
@@ -175,7 +181,6 @@ class CaseQueue:
                 for process in self.living:
                     selector.register(process.facts, selectors.EVENT_READ, process)
                 ready = [key.data for key, _ in selector.select(1.0 if self.stage == TrialStage.ALL else None)]
-            self.end_late()
             for process in ready:
                 if process is not None:
                     self.read_facts(process)
@@ -186,6 +191,7 @@ class CaseQueue:
                 *lines, remainder = (remainder + chunk).split(b"\n")
                 for line in lines:
                     self.pass_on(line)
+            self.end_late()
             self.give_cases()
         return self.exit_code()
 
@@ -196,12 +202,14 @@ class CaseQueue:
         self.processes.append(self.start(slot, ours))
 
     def end_late(self) -> None:
-        """Ends the processes that are not ready in time: a GPU that hangs must not hold up the others."""
+        """Gives up the processes that are not ready in time: a GPU that hangs must not hold up the others, not even if
+        its driver lets no process end."""
         if self.stage == TrialStage.ALL and time.monotonic() - self.began > READY_LIMIT_S:
             for process in self.living:
                 if not process.is_waiting:
                     log_line(f"{process.name} was not ready within {READY_LIMIT_S:g} s and is left out")
                     end_with_descendants(process.pid)
+                    process.close(CRASHED)
 
     def abandon(self) -> None:
         """Ends everything, because the agent is gone."""
@@ -223,11 +231,10 @@ class CaseQueue:
             self.take_fact(process, line)
         if chunk:
             return
-        for end in (process.facts, process.answers):
-            os.close(end)
-        process.code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        if process.case and process.code not in FINE:
-            detail = f"{process.case}: its process on {process.name} {describe_exit(process.code)} while it measured"
+        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        process.close(code)
+        if process.case and code not in FINE:
+            detail = f"{process.case}: its process on {process.name} {describe_exit(code)} while it measured"
             if self.is_needed(process):
                 send_line({"fact": "problem", "cause": "harness_crashed", "detail": detail})
             log_line(detail)
