@@ -22,10 +22,6 @@ from orchestrator.core.forms.reading import KEYS, NotPython, WorkloadNeeds, pars
 from orchestrator.core.market.catalog import closest_word
 from orchestrator.core.text import count
 
-# Finds mistakes in the text of a workload's file that the harness would refuse, before a machine is requested.
-# Mistakes that the text does not show are found by the machine that runs it. Pure.
-
-
 DTYPES: Final = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
@@ -77,6 +73,9 @@ def of_names(bound: Found, tree: ast.Module, axes: Sequence[str] | None, value: 
             yield from ((line, words) for words in _no_implementation(name, expression, value))
         elif name == "tolerance":
             yield from ((line, words) for words in _no_tolerance(expression, value))
+        elif name == "gpus" and isinstance(expression, ast.Constant) and expression.value != 1:
+            what = "a case has one GPU; a program may use all (`bench docs forms/program`)"
+            yield line, f"gpus = {expression.value!r}: {what}"
     yield from _given_twice(tree)
     if "inplace" in bound:
         yield from _no_inplace(tree, *bound["inplace"], value)
