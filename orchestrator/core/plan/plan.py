@@ -87,10 +87,11 @@ class Expectation:
 
 
 def expect_run(
-    lines: Sequence[StatusLine], gpu: str, mode: str, config: str, cases: int, *, prepared: bool
+    lines: Sequence[StatusLine], gpu: str, mode: str, config: str, cases: int, machine_type: str, *, prepared: bool
 ) -> Expectation | None:
     """The expectation for a run of `cases` cases of this configuration, from the bucket's runs in `lines`; None if no
-    run of this GPU had a cold start. Cold starts on the same kind of image are used, if there are any."""
+    run of this GPU had a cold start. Cold starts on the same kind of image are used, if there are any, and times of
+    cases on the same type of machine, as another may have more GPUs."""
     on_same_image = cold_starts(lines, gpu, mode, prepared=prepared)
     cold = on_same_image or cold_starts(lines, gpu, mode)
     if cold is None:
@@ -99,6 +100,7 @@ def expect_run(
         line
         for line in sorted(lines, key=lambda line: line.run_id)
         if (line.gpu, line.mode, line.config) == (gpu, mode, config)
+        and line.machine_type in (machine_type, "")
         and line.phase in ("succeeded", "incorrect")
         and line.cases_done > 0
         and line.measuring_s > 0
@@ -281,7 +283,8 @@ def plan_launch(config: Config, config_name: str, around: Circumstances) -> Laun
     fits = authorize(around.ledger, around.caps, worst, now, pretend=mode.simulated)
     assert not isinstance(fits, HoldRefused), "a deadline that ttl_within allows is one whose ceiling fits"
     cases = case_ids_of(config, grids)
-    likely = expect_run(around.runs, config.gpu, mode, config_name, len(cases), prepared=is_prepared(around.image))
+    on, ready = config.machine_type, is_prepared(around.image)
+    likely = expect_run(around.runs, config.gpu, mode, config_name, len(cases), on, prepared=ready)
     work = likely.work if likely is not None else USUAL
     return LaunchPlan(
         config=config,

@@ -63,6 +63,7 @@ class StatusLine:
     config: str = ""
     image: str = ""
     """The image from which its machines boot, without its project."""
+    machine_type: str = ""
 
     @property
     def over(self) -> bool:
@@ -106,6 +107,7 @@ def status_line(run: Run, now: datetime) -> StatusLine:
         measuring_s=round(paid.measuring_s),
         config=run.plan.config if run.plan else "",
         image=run.image.rpartition("/")[2],
+        machine_type=vm.machine_type if vm else "",
     )
 
 

@@ -129,7 +129,13 @@ def test_history_shows_the_parts_of_a_cold_start_and_the_share_of_measuring() ->
 
 def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
     found = expect_run(
-        [line(1), line(2, measuring_s=60, cases_done=2), line(3, gpu="t4")], "l4", "gce", "l4", 10, prepared=False
+        [line(1), line(2, measuring_s=60, cases_done=2), line(3, gpu="t4")],
+        "l4",
+        "gce",
+        "l4",
+        10,
+        LINE.machine_type,
+        prepared=False,
     )
     assert (found.cold.billed_s, found.measuring_s, found.runs) == (46, 350, 2)
     assert found.usd(Decimal("0.36")) == Decimal("0.0396")
@@ -138,17 +144,32 @@ def test_what_is_expected_is_the_start_and_a_case_times_the_cases() -> None:
 
 
 def test_runs_of_another_configuration_tell_of_cold_starts_and_not_of_measuring() -> None:
-    found = expect_run([line(1, config="mine")], "l4", "gce", "l4", 10, prepared=False)
+    found = expect_run([line(1, config="mine")], "l4", "gce", "l4", 10, LINE.machine_type, prepared=False)
     assert (found.measuring_s, found.usd(Decimal(1))) == (None, None)
     assert found.work == ExpectedWork(46 + WORK_S - START_S, 46)
-    assert expect_run([], "l4", "gce", "l4", 10, prepared=False) is None
+    assert expect_run([], "l4", "gce", "l4", 10, LINE.machine_type, prepared=False) is None
+
+
+def test_a_machine_with_more_gpus_tells_nothing_of_the_time_of_another() -> None:
+    lines = [
+        line(1, machine_type="a3-highgpu-8g", measuring_s=10),
+        line(2, machine_type="a3-highgpu-1g", measuring_s=80),
+    ]
+    found = [
+        expect_run(lines, "l4", "gce", "l4", 4, f"a3-highgpu-{size}", prepared=False) for size in ("8g", "1g", "2g")
+    ]
+    cases = lines[0].cases_done
+    assert [one and one.measuring_s for one in found] == [40 / cases, 320 / cases, None]
 
 
 def test_cold_starts_on_prepared_images_are_kept_apart_where_there_are_any() -> None:
     slow, quick = line(1), line(2, image="bench-image-l4-20261121-0001", billed_start_s=20, cold_start_s=22)
-    told = {prepared: expect_run([slow, quick], "l4", "gce", "l4", 1, prepared=prepared) for prepared in (True, False)}
+    told = {
+        prepared: expect_run([slow, quick], "l4", "gce", "l4", 1, LINE.machine_type, prepared=prepared)
+        for prepared in (True, False)
+    }
     assert [(found.cold.billed_s, found.prepared) for found in told.values() if found] == [(20, True), (46, False)]
-    first = expect_run([slow], "l4", "gce", "l4", 1, prepared=True)
+    first = expect_run([slow], "l4", "gce", "l4", 1, LINE.machine_type, prepared=True)
     assert (first.cold.billed_s, first.prepared) == (46, False)
 
 
