@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 import statistics
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kernels.forms import outputs
 from kernels.forms.outputs import Result, Unreadable
@@ -47,6 +50,7 @@ class Described:
     build_limit_s: float
     limit_s: float
     implementation: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,15 @@ def failure_words(ended: Ended, limit_s: float) -> str:
 def perform_program(step: str, session: Session, workload: OwnWorkload) -> int:
     """The step `build` or `measure` of a program; its exit code. Raises `BadSpec`."""
     program = describe_program(workload)
+    there = torch.cuda.device_count()
+    if there < program.gpus:
+        detail = f"{program.name} needs {program.gpus} GPUs, and {there or 'none'} can be used here"
+        session.facts.send("problem", cause="no_cuda", detail=detail)
+        return FAILED
+    if program.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        listed = visible if len(visible) >= program.gpus else [str(number) for number in range(there)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(listed[: program.gpus])
     return build_program(session, program) if step == "build" else measure_program(session, program)
 
 

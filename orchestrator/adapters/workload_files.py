@@ -345,6 +345,7 @@ def own_workload(path: Path, brings_modules: bool = False) -> Workload:
         grid=workload.grid,
         notes=notes,
         cuda=workload.cuda,
+        gpus=int((workload.description or {}).get("gpus", 0)),
     )
 
 

@@ -236,6 +236,8 @@ class HostNeeds:
     compiler: bool
     """Whether a C++ compiler is needed, for the CPU kernel. On a GPU the compiler comes with torch."""
     min_free_gb: float
+    gpus: int = 0
+    """How many GPUs a program needs at once."""
 
 
 def first_lack(probe: Mapping[str, Any], needs: HostNeeds, name: str) -> Lack | None:
@@ -266,6 +268,9 @@ def first_lack(probe: Mapping[str, Any], needs: HostNeeds, name: str) -> Lack | 
             f"{name} has no NVIDIA GPU that answers: {probe['no_gpu']}",
             f"on {name}: nvidia-smi must list a GPU; --gpu cpu measures the processor instead",
         )
+    if len(probe["gpus"]) < needs.gpus:
+        what = f"{name} has {len(probe['gpus']) or 'none'} of the {needs.gpus} GPUs that the program needs"
+        return Lack("no_cuda", what, f"name a host with more than {name} has, or change `gpus` of the program")
     if needs.compiler and not probe["compiler"]:
         return Lack(
             "no_compiler",

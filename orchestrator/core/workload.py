@@ -74,7 +74,7 @@ def of_names(bound: Found, tree: ast.Module, axes: Sequence[str] | None, value: 
         elif name == "tolerance":
             yield from ((line, words) for words in _no_tolerance(expression, value))
         elif name == "gpus" and isinstance(expression, ast.Constant) and expression.value != 1:
-            what = "a case has one GPU; a program may use all (`bench docs forms/program`)"
+            what = "a case has one GPU; a program may use several (`bench docs forms/program`)"
             yield line, f"gpus = {expression.value!r}: {what}"
     yield from _given_twice(tree)
     if "inplace" in bound:

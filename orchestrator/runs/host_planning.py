@@ -37,7 +37,8 @@ def needs_of(config: Config) -> HostNeeds:
     """What a run of `config` needs on a host."""
     cuda = config.gpu != "cpu"
     compiler = not cuda and any(map(is_kernel, config.measure.implementations))
-    return HostNeeds(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb)
+    gpus = config.workload.gpus if config.workload is not None else 0
+    return HostNeeds(cuda=cuda, compiler=compiler, min_free_gb=config.environment.min_free_gb, gpus=gpus)
 
 
 def admit_host(

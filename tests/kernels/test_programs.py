@@ -52,6 +52,15 @@ def test_a_program_is_built_and_run_and_every_case_is_stored_as_its_own_word(tmp
     }
 
 
+def test_a_program_that_needs_more_gpus_than_there_are_is_not_begun(tmp_path: Path) -> None:
+    with HarnessProcess("build", asked(tmp_path, gpus=64), tmp_path) as harness:
+        code, facts = harness.finish()
+    (problem,) = named(facts, "problem")
+    assert (code, problem["cause"]) == (21, "no_cuda")
+    assert "mine needs 64 GPUs" in problem["detail"]
+    assert not (tmp_path / "own" / "built.py").exists()
+
+
 def test_a_build_that_fails_is_told_with_the_compiler_s_words(tmp_path: Path) -> None:
     spec = asked(tmp_path, build="echo 'mine.c:3: error: no such thing' >&2; exit 2")
     with HarnessProcess("build", spec, tmp_path) as harness:

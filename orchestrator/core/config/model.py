@@ -264,6 +264,8 @@ class Workload(StrictModel):
     """Each case that can be read from its text, as values by axis; empty if the cases are known only when it runs."""
     notes: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     """What of the workload is not used or not sent, and why; the plan shows it."""
+    gpus: Annotated[int, Field(exclude=True)] = 0
+    """How many GPUs a program needs at once; 0: it does not say."""
     cuda: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     """The CUDA sources that its implementations name; without a GPU these implementations are skipped."""
 

@@ -13,6 +13,7 @@ from orchestrator.core.forms.reading import NOTHING, Description, WorkloadNeeds,
 FORMATS: Final = ("nvbench", "google-benchmark", "pytest-benchmark", "hyperfine", "csv")
 KEYS: Final = (
     "command", "build", "build_limit_s", "format", "implementation", "limit_s", "output", "requirements", "apt",
+    "gpus",
 )  # fmt: skip
 HINT: Final = "`bench docs forms/program` says what such a description holds"
 
@@ -31,6 +32,8 @@ class Program:
     build_limit_s: float
     limit_s: float
     implementation: str = ""
+    gpus: int = 0
+    """How many GPUs it needs at once; 0: it does not say, and sees all."""
     needs: WorkloadNeeds = NOTHING
     """Packages only: the program is built by `build`, in a phase of its own."""
 
@@ -58,6 +61,7 @@ def parse_program(text: str, file: str) -> Program:
         build_limit_s=description.positive("build_limit_s", 300),
         limit_s=description.positive("limit_s", 600),
         implementation=_implementation(description),
+        gpus=_gpus(description),
         needs=parse_needs(
             {key: description.data[key] for key in ("requirements", "apt") if key in description.data},
             description.wrong,
@@ -78,6 +82,13 @@ def _implementation(description: Description) -> str:
             what = f"implementation: {named!r} must have one group, the implementation's name, and has {groups}"
             raise description.wrong(what, "implementation")
     return named
+
+
+def _gpus(description: Description) -> int:
+    gpus = description.data.get("gpus", 0)
+    if "gpus" in description.data and (isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= 16):
+        raise description.wrong(f"gpus must be a whole number from 1 to 16, not {gpus!r}", "gpus")
+    return int(gpus)
 
 
 def as_json(program: Program, name: str) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def allowed_offers(
     config: Config, prices: PriceSheet, quotas: Mapping[str, Sequence[Quota]] | None
 ) -> tuple[tuple[Offer, ...], list[str]] | PlanRefused:
     """(offers that prices, limits and quotas allow, notices about the others), or why there is none."""
+    if (refusal := _too_few_gpus(config)) is not None:
+        return refusal
     notices = _about_machine(config)
     offers, unpriced = _offers(config, prices)
     if unpriced and (config.zones or config.regions):
@@ -60,6 +62,20 @@ def allowed_offers(
     return offers, notices
 
 
+def _too_few_gpus(config: Config) -> PlanRefused | None:
+    """Why the machine has too few GPUs for a program that needs several at once; None if it has enough."""
+    gpu, wanted = config.gpu_spec, config.workload.gpus if config.workload is not None else 0
+    has = gpu.gpus_of(config.machine_type)
+    if config.workload is None or wanted <= has:
+        return None
+    larger = next((size.name for size in gpu.machine_types if gpu.accelerator and size.gpus >= wanted), "")
+    return PlanRefused(
+        "offers",
+        f"{config.workload.name} needs {count(wanted, 'GPU')}, and {config.machine_type} has {has or 'none'}",
+        f"choose a larger one: --set machine.type={larger}" if larger else "choose another GPU, such as --gpu h200",
+    )
+
+
 def _about_machine(config: Config) -> list[str]:
     """What one person cannot buy of this GPU, or must buy with it."""
     gpu, notices = config.gpu_spec, []
@@ -68,7 +84,13 @@ def _about_machine(config: Config) -> list[str]:
         notices.append(f"Google sells {config.machine_type} on demand to no single person: {asked}")
     if (gpus := gpu.gpus_of(config.machine_type)) > 1:
         fewer = "" if gpu.gpus_of(gpu.default_machine) == 1 else ", and Google sells no smaller machine with it"
-        each = f"has {count(gpus, 'GPU')}: a run pays for all and measures a case on each at a time"
+        wanted = config.workload.gpus if config.workload is not None else 0
+        use = (
+            f"the program needs {wanted} at once"
+            if wanted
+            else "a run pays for all and measures a case on each at a time"
+        )
+        each = f"has {count(gpus, 'GPU')}: {use}"
         notices.append(f"{config.machine_type} {each}{fewer}")
     return notices
 

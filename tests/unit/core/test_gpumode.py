@@ -407,6 +407,13 @@ def test_a_folder_or_its_description_brings_the_sources_and_nothing_that_was_bui
         assert json.loads(sent["own.json"])["build_limit_s"] == 300
 
 
+def test_a_program_says_how_many_gpus_it_needs_to_plan_and_machine_alike(folder: Path) -> None:
+    assert own_workload(folder).gpus == 0
+    (folder / "saxpy.yaml").write_text(DESCRIBED + "gpus: 2\n")
+    assert own_workload(folder).gpus == 2
+    assert json.loads(gather_files(folder)["own.json"])["gpus"] == 2
+
+
 def test_a_choice_of_axes_is_refused_for_a_program_that_chooses_its_own_cases(folder: Path) -> None:
     own = own_workload(folder)
     with pytest.raises(ConfigError, match=r"workload.axes: saxpy is a program, which chooses its own cases"):
@@ -435,6 +442,7 @@ REFUSED_PROGRAMS = {
     "output": (("build: make saxpy", "output: ../x.json"), "saxpy.yaml:2: output: ../x.json must lie below"),
     "pattern": (("build: make saxpy", "implementation: BM_("), "saxpy.yaml:2: implementation: 'BM_(' is not a pattern"),
     "groups": (("build: make saxpy", "implementation: (a)(b)"), "saxpy.yaml:2: implementation: '(a)(b)' must have one"),
+    "GPUs": (("build: make saxpy", "gpus: many"), "saxpy.yaml:2: gpus must be a whole number from 1 to 16, not 'many'"),
     "command": (("./saxpy", "[1]"), "saxpy.yaml:1: command must be text, not [1]"),
 }
 

@@ -121,6 +121,13 @@ def test_what_a_host_lacks_is_named_with_its_remedy(change: dict[str, Any], kind
     assert lack.remedy
 
 
+def test_a_host_with_fewer_gpus_than_a_program_needs_is_refused() -> None:
+    needs = HostNeeds(cuda=True, compiler=False, min_free_gb=0, gpus=2)
+    lack = first_lack(probe(), needs, "box")
+    assert (lack.kind, lack.what) == ("no_cuda", "box has 1 of the 2 GPUs that the program needs")
+    assert first_lack(probe(gpus=probe()["gpus"] * 2), needs, "box") is None
+
+
 @pytest.mark.parametrize(
     ("change", "kind"),
     [

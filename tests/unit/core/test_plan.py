@@ -347,6 +347,25 @@ def test_without_any_price_nothing_is_started() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "has", "hint"),
+    [
+        ("gpu: h100", "a3-highgpu-1g has 1", "choose a larger one: --set machine.type=a3-highgpu-2g"),
+        ("gpu: l4", "g2-standard-4 has 1", "choose another GPU, such as --gpu h200"),
+        ("gpu: cpu", "has none", "choose another GPU, such as --gpu h200"),
+    ],
+)
+def test_a_program_gets_no_machine_with_fewer_gpus_than_it_needs(text: str, has: str, hint: str) -> None:
+    config = asked(text, "budget.per_run_usd=100")
+    program = Workload(path="nccl.yaml", name="nccl", form="program", gpus=2)
+    no = refused(config.model_copy(update={"workload": program}))
+    assert no.message.startswith("nccl needs 2 GPUs, and ")
+    assert (no.message.endswith(has), no.hint) == (True, hint)
+    two = asked("gpu: h100", "machine.type=a3-highgpu-2g", "budget.per_run_usd=100")
+    notices = accepted(two.model_copy(update={"workload": program})).notices
+    assert "a3-highgpu-2g has 2 GPUs: the program needs 2 at once" in notices
+
+
 def test_old_prices_and_prices_from_memory_are_said_to_be_so() -> None:
     late = NOON + timedelta(days=365)
     more = "20% more than these prices is held; `bench prices --refresh` gets today's from Google"

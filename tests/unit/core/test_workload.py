@@ -117,7 +117,7 @@ REFUSED = {
     ),
     "inplace": (GOOD + "inplace = ['y']\n", "mine.py:7: inplace: reference has no argument y; it has x"),
     "no list": (GOOD + "inplace = 'x'\n", "mine.py:7: inplace must be a list of names of inputs"),
-    "several GPUs": (GOOD + "gpus = 2\n", "mine.py:7: gpus = 2: a case has one GPU; a program may use all"),
+    "several GPUs": (GOOD + "gpus = 2\n", "mine.py:7: gpus = 2: a case has one GPU; a program may use several"),
     "requirements": (GOOD.replace('["triton>=3"]', '"triton"'), "mine.py:6: requirements must be a list of strings"),
 }  # fmt: skip
 
