@@ -124,10 +124,16 @@ def perform_program(step: str, session: Session, workload: OwnWorkload) -> int:
         session.facts.send("problem", cause="no_cuda", detail=detail)
         return FAILED
     if program.gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        listed = visible if len(visible) >= program.gpus else [str(number) for number in range(there)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(listed[: program.gpus])
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(listed, there, program.gpus)
     return build_program(session, program) if step == "build" else measure_program(session, program)
+
+
+def visible_gpus(listed: str, there: int, wanted: int) -> str:
+    """The value of CUDA_VISIBLE_DEVICES with which a program sees as many GPUs as it needs: the first of those that are
+    listed in it now, or of all that are there."""
+    names = [name for name in listed.split(",") if name] or [str(number) for number in range(there)]
+    return ",".join(names[:wanted])
 
 
 def build_program(session: Session, program: Described) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from kernels.harness.columns import correctness_columns
+from kernels.harness.programs import visible_gpus
 from tests.kernels.harness_process import HarnessProcess, named
 
 PRINTS = """import json
@@ -59,6 +62,13 @@ def test_a_program_that_needs_more_gpus_than_there_are_is_not_begun(tmp_path: Pa
     assert (code, problem["cause"]) == (21, "no_cuda")
     assert "mine needs 64 GPUs" in problem["detail"]
     assert not (tmp_path / "own" / "built.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("listed", "wanted", "seen"), [("", 1, "0"), ("", 2, "0,1"), ("GPU-b,GPU-a,2,3", 2, "GPU-b,GPU-a"), ("3", 1, "3")]
+)
+def test_a_program_sees_as_many_gpus_as_it_needs_of_those_that_it_may_use(listed: str, wanted: int, seen: str) -> None:
+    assert visible_gpus(listed, 4, wanted) == seen
 
 
 def test_a_build_that_fails_is_told_with_the_compiler_s_words(tmp_path: Path) -> None:
