@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -133,6 +134,7 @@ PACKAGES = {"fleet": "fleet.commands", "watch": "sessions"}
 """The modules of commands that have other names than their commands."""
 
 
+@cache
 def load(name: str) -> Any:
     """The command `name`, its module imported."""
     module = import_module(f"orchestrator.cli.{PACKAGES.get(name, name)}")
