@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.embedded.client import ask_control, running_cloud, stop_cloud
+from orchestrator.embedded.server import EmbeddedCloud
 from tests.integration.cli.measured_runs import runs  # noqa: F401
+from tests.support.foreground import Ran
 from tests.support.local_cloud import local_cloud, start_cloud
 from tests.support.paced import held_at, paced_payload
 
@@ -22,28 +24,15 @@ EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
 """The account of the machines in the project of the embedded cloud."""
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
 @contextmanager
-def at_home(home: Path, **environment: str) -> Iterator[None]:
+def at_home(home: Path, **environment: str) -> Iterator[EmbeddedCloud]:
     """Within it this process is in a home of its own, where an embedded cloud is up, for several tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"BENCH_HOME": str(home), "BENCH_USER": "ada", **environment}.items():
             patch.setenv(name, value)
         patch.chdir(home)
-        with local_cloud(home / "cloud"):
-            yield
+        with local_cloud(home / "cloud") as cloud:
+            yield cloud
 
 
 @dataclass
@@ -72,6 +61,11 @@ class Bench:
         """The machines that exist now, as the command tells."""
         found: list[Any] = self("cloud", "status", "--json").document["instances"]
         return found
+
+    def machines(self) -> list[Any]:
+        """The same without a command, for waiting."""
+        rows: list[Any] = self.control("/control/status")["instances"]
+        return rows
 
     def fired(self) -> list[int]:
         return [fault["fired"] for fault in self.control("/control/weather")["faults"]]

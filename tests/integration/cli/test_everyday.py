@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,9 +11,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from orchestrator.api.finding import SEEN, SEEN_FLEETS
 from orchestrator.cli import init
+from orchestrator.cli.app import app
 from orchestrator.cli.config_keys import known_keys, walk
 from orchestrator.cli.launch import tell_of_the_end
 from orchestrator.cli.options import known_cases, known_configs, known_fleets, known_gpus, known_runs
@@ -40,7 +40,7 @@ RUN = "20261001-000000-l4-0000"
 @pytest.mark.usefixtures("cloud")
 def test_the_cases_of_a_run_are_listed_as_history_takes_them(bench: Bench, tmp_path: Path) -> None:
     wiring = wire()
-    fill(wiring, 1)
+    fill(wiring.index, 1)
     bench("cases", RUN, code=10)
     for case in ("b1-a", "b1-b"):
         wiring.bucket.create(f"{cases_prefix(RUN)}{case}.csv", b"x")
@@ -73,7 +73,7 @@ def test_every_key_that_is_listed_is_one_that_set_takes(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("cloud")
 def test_a_shell_is_offered_runs_cases_gpus_configurations_and_keys(bench: Bench) -> None:
-    fill(wire(), 3)
+    fill(wire().index, 3)
     bench("status")
     assert json.loads((bench.home / SEEN).read_text())[0] == RUN
     assert known_runs("")[0] == "last"
@@ -117,7 +117,9 @@ def test_a_note_that_is_damaged_offers_none(bench: Bench) -> None:
         ("bash", "bench fleet plan --set run.att", "run.attempts="),
     ],
 )
-def test_each_shell_gets_what_fits(bench: Bench, shell: str, words: str, offered: str) -> None:
+def test_each_shell_gets_what_fits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, shell: str, words: str, offered: str
+) -> None:
     asked_ = {
         "_BENCH_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": words,
@@ -125,8 +127,8 @@ def test_each_shell_gets_what_fits(bench: Bench, shell: str, words: str, offered
         "_TYPER_COMPLETE_ARGS": words,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    command = [sys.executable, "-m", "orchestrator.cli"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **asked_})
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, [], prog_name="bench", env=asked_)  # a process of its own: test_start_up.py
     assert offered in done.stdout, done.stderr
     assert not (bench.home / "cloud").exists(), "a shell that completes starts nothing"
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 from orchestrator.core.ledger.budget import counted_costs
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
+from tests.support.foreground import ctrl_c_at, run_here
 
 pytestmark = [pytest.mark.usefixtures("cloud")]
 Paced = Callable[..., tuple[str, ...]]
@@ -49,17 +46,9 @@ def test_a_build_that_is_interrupted_leaves_no_machine_no_image_and_no_amount(
     bench: Bench, paced: Paced, weather: Any, at: str
 ) -> None:
     weather({"fault": "image_pending"})  # it is not made before it is interrupted, however busy this machine is
-    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
-    program = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli"]
-    command = [*program, "image", "build", "--gpu", "l4", *paced()[:2]]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as ran:
-        assert ran.stdout is not None
-        said = next(line for line in ran.stdout if at in line)
-        ran.send_signal(signal.SIGINT)
-        out, err = ran.communicate()
-    assert (ran.returncode, "interrupted" in err) == (130, True), said + err
-    assert "deleting the machine of image" in out
+    ran = run_here("image", "build", "--gpu", "l4", *paced()[:2], hear=ctrl_c_at(at))
+    assert (ran.code, "interrupted" in ran.err) == (130, True), ran.out + ran.err
+    assert "deleting the machine of image" in ran.out
     assert bench.alive() == []
     assert bench("reap", "--json").document["images"] == []
     assert {run["phase"] for run in bench("status", "--json").document["runs"]} <= {"stopped", "failed"}

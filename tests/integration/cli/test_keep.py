@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from decimal import Decimal
@@ -12,6 +11,7 @@ import pytest
 
 from tests.integration.cli.conftest import Bench
 from tests.integration.cli.test_real_machines import CASES, SMALL, Paced, rows_of
+from tests.support.foreground import Ran, beside, run_here
 from tests.support.patience import await_truth
 
 pytestmark = [pytest.mark.usefixtures("cloud")]
@@ -63,16 +63,24 @@ def test_of_two_commands_that_want_one_kept_machine_one_gets_it_the_other_says_w
     first = bench("launch", "--gpu", "l4", "--json", "--keep", *SMALL, *paced(), *tight).document
     assert first["state"] == "kept"
     held = paced("case 1")  # the faster one has the machine until the other one has tried
-    command = [sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", "--json", *SMALL, *held, *tight]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    await_truth(lambda: any(one.poll() is not None for one in both), "the end of the slower one")
-    (tmp_path / "paced-case-1-goes-on").touch()
-    told = [one.communicate() for one in both]
-    assert sorted(one.returncode for one in both) == [0, 3], told
-    winner, loser = sorted(zip(both, told, strict=True), key=lambda pair: pair[0].returncode)
-    assert json.loads(winner[1][0])["state"] == "succeeded"
-    assert "Traceback" not in loser[1][1]
-    assert "is left today (cap $0.05, $0 spent," in " ".join(loser[1][1].split())
+    command = ("launch", "--gpu", "l4", "--json", *SMALL, *held, *tight)
+    program = [sys.executable, "-m", "orchestrator.cli", *command]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        over: list[Ran] = []
+
+        def go_on() -> None:
+            await_truth(lambda: over or process.poll() is not None, "the end of the slower one")
+            (tmp_path / "paced-case-1-goes-on").touch()
+
+        with beside(go_on):
+            over.append(run_here(*command))
+        other = process.communicate()
+    both = [over[0], Ran(process.returncode, *other)]
+    assert sorted(ran.code for ran in both) == [0, 3], both
+    winner, loser = sorted(both, key=lambda ran: ran.code)
+    assert winner.document["state"] == "succeeded"
+    assert "Traceback" not in loser.err
+    assert "is left today (cap $0.05, $0 spent," in " ".join(loser.err.split())
     assert bench.control("/control/status")["instances"] == []
     assert len(bench.control("/control/bill")["rows"]) == 1
     entries = {entry["run_id"]: entry for entry in bench("costs", "--json").document["runs"]}

@@ -12,6 +12,8 @@ from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
 from orchestrator.core.config.model import Config
 from tests.integration.cli.conftest import Bench
 
+pytestmark = pytest.mark.usefixtures("cloud")
+
 GOOD = """import torch
 axes = {"n": [8]}
 def inputs(n, device, generator):
@@ -161,7 +163,6 @@ def test_a_mistake_is_told_where_it_is_with_what_to_do(
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-@pytest.mark.usefixtures("cloud")
 def test_what_is_no_mistake_is_planned(bench: Bench, name: str) -> None:
     """A space in a name, the line ends and byte order mark of Windows, and no axis at all."""
     Path(name).write_bytes(ACCEPTED[name].encode())

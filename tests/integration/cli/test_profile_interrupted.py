@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +14,7 @@ from orchestrator.core.run import events as ev
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
+from tests.support.foreground import ctrl_c_at, run_here
 from tests.support.patience import await_truth
 from tests.unit.core.builders import RUN, planned
 
@@ -26,20 +23,8 @@ pytestmark = [pytest.mark.usefixtures("cloud")]
 
 def profiled(case: str, at: str) -> tuple[int, str, str]:
     """Code and output of a profile that gets one Ctrl-C as soon as it has said `at`."""
-    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
-    program = ["env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [*program, "profile", RUN, "--case", case]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as ran:
-        assert ran.stdout is not None
-        said = []
-        for line in ran.stdout:
-            said.append(line)
-            if at in line:
-                ran.send_signal(signal.SIGINT)
-                break
-        out, err = ran.communicate()
-        return ran.returncode, "".join(said) + out, err
+    ran = run_here("profile", RUN, "--case", case, hear=ctrl_c_at(at))
+    return ran.code, ran.out, ran.err
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def holds(name: str, document: Any) -> None:
 def test_what_commands_print_is_what_their_schemas_say(bench: Bench, tmp_path: Path) -> None:
     from orchestrator.wiring import wire
 
-    fill(wire(), 2)
+    fill(wire().index, 2)
     run = "20261001-000000-l4-0000"
     here = [str(folder(tmp_path / name, csv_text(records(seed=seed)))) for seed, name in enumerate(("a", "b"))]
     calls = {

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -20,10 +20,12 @@ from orchestrator.core.naming import run_id
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.fold import replay
 from orchestrator.core.run.status import encode_status, status_body, status_line
-from orchestrator.wiring import Wiring, wire
-from tests.integration.cli.conftest import Bench
-from tests.integration.cli.test_real_machines import SMALL
+from orchestrator.store.index import RunIndex
+from orchestrator.wiring import wire
+from tests.integration.cli.conftest import Bench, at_home
+from tests.support.store_bucket import StoreBucket
 from tests.unit.core.builders import planned as planned_run
+from tests.unit.site.written import store
 
 HEAVY = (
     "google.cloud.compute_v1", "google.cloud.batch_v1", "fabric", "torch", "google.cloud.storage", "numpy",
@@ -31,56 +33,94 @@ HEAVY = (
 )  # fmt: skip
 STORAGE = {"google.cloud.storage"}
 """What every command that looks at the bucket loads."""
+DRIVING = ("orchestrator.runs.engine", "orchestrator.runs.kinds", "orchestrator.store.fleets")
+"""What drives runs and fleets."""
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = """
+IN_TURN = """
 import json, sys
 from orchestrator.cli.app import app
-try:
-    app(sys.argv[2:], prog_name="bench")
-except SystemExit:
-    pass
-foreign = sum(name.split('.')[0] not in sys.stdlib_module_names for name in sys.modules)
-print(json.dumps([[name for name in json.loads(sys.argv[1]) if name in sys.modules], foreign]), file=sys.stderr)
+found = []
+for arguments in json.loads(sys.argv[2]):
+    try:
+        app(arguments, prog_name="bench")
+    except SystemExit:
+        pass
+    foreign = sum(name.split('.')[0] not in sys.stdlib_module_names for name in sys.modules)
+    found.append([[name for name in json.loads(sys.argv[1]) if name in sys.modules], foreign])
+print(json.dumps(found), file=sys.stderr)
 """
 
 
 def loaded_by(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
     """Which of the heavy modules a command loads."""
-    return loaded(*arguments, heavy=heavy)[0]
+    program = [sys.executable, "-c", IN_TURN, json.dumps(heavy), json.dumps([arguments])]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    ((found, _),) = json.loads(done.stderr.splitlines()[-1])
+    return set(found)
 
 
-def loaded(*arguments: str, heavy: tuple[str, ...]) -> tuple[set[str], int]:
-    """The same, and how many modules it loads that are not Python's own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(heavy), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=dict(os.environ),
-    )
-    found, foreign = json.loads(done.stderr.splitlines()[-1])
-    return set(found), foreign
+@pytest.fixture(scope="module")
+def thousand_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A home whose bucket has a thousand finished runs, two of them with results."""
+    home = tmp_path_factory.mktemp("looks")
+    with at_home(home) as cloud:
+        wiring = wire()
+        fill(RunIndex(StoreBucket(wiring.bucket.name, cloud.storage.store, wiring.clock)), 998)
+        for number in range(2):
+            store(wiring.bucket, number, events=True, mode="embedded", first=wiring.clock.now() - timedelta(days=2))
+        yield Bench(home)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--help",),
-        ("launch", "--help"),
-        ("--version",),
-        ("costs", "--help"),
-        ("status", "--help"),
-        ("doctor", "--help"),
-        ("init", "--help"),
-    ],
-)
-def test_help_loads_nothing_heavy(bench: Bench, arguments: tuple[str, ...]) -> None:
-    assert loaded_by(*arguments) == set()
+Loaded = dict[tuple[str, ...], tuple[set[str], int]]
+"""By command: the heavy modules that are loaded after it, and how many modules that are not Python's own."""
+HELPS = [
+    ("--help",),
+    ("launch", "--help"),
+    ("--version",),
+    ("costs", "--help"),
+    ("status", "--help"),
+    ("doctor", "--help"),
+    ("init", "--help"),
+    ("stop", "--help"),
+]
+NUMERIC = ["report", "compare", "history", "baseline"]
+LOOKS: dict[tuple[str, ...], set[str]] = {
+    ("prices",): set(),
+    ("cloud", "status"): set(),
+    ("config", "keys"): set(),
+    ("status",): STORAGE,
+    ("status", "--json"): STORAGE,
+    ("costs",): STORAGE,
+    ("budget",): STORAGE,
+}
+"""What each may load."""
+DOCTOR, PLAN, FETCH = ("doctor", "--json"), ("plan", "--gpu", "l4"), ("fetch", "last", "--into", "results")
 
 
-@pytest.mark.parametrize("command", ["report", "compare", "history", "baseline"])
-def test_the_help_of_what_calculates_loads_numpy_and_nothing_heavier(bench: Bench, command: str) -> None:
-    assert loaded_by(command, "--help") <= {"numpy"}
+@pytest.fixture(scope="module")
+def loaded_after(thousand_runs: Bench) -> Loaded:
+    """What two processes have loaded after each command, one after another: those that may load less come first."""
+    light = [*HELPS, ("prices",), ("cloud", "status"), ("config", "keys")]
+    first = in_turn([*light, *((command, "--help") for command in NUMERIC)])
+    return first | in_turn([("status",), ("status", "--json"), PLAN, ("costs",), ("budget",), DOCTOR, FETCH])
+
+
+def in_turn(commands: list[tuple[str, ...]]) -> Loaded:
+    names = (*HEAVY, *DRIVING, "jinja2")
+    program = [sys.executable, "-c", IN_TURN, json.dumps(names), json.dumps(commands)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stderr.splitlines()[-1])
+    return {command: (set(heavy), foreign) for command, (heavy, foreign) in zip(commands, rows, strict=True)}
+
+
+@pytest.mark.parametrize("arguments", HELPS)
+def test_help_loads_nothing_heavy(loaded_after: Loaded, arguments: tuple[str, ...]) -> None:
+    assert loaded_after[arguments][0] & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize("command", NUMERIC)
+def test_the_help_of_what_calculates_loads_numpy_and_nothing_heavier(loaded_after: Loaded, command: str) -> None:
+    assert loaded_after[command, "--help"][0] & set(HEAVY) <= {"numpy"}
 
 
 def test_the_list_of_commands_loads_none_of_them(bench: Bench) -> None:
@@ -109,50 +149,30 @@ def test_a_command_is_completed_though_its_module_is_not_loaded(bench: Bench, wo
     assert done.stdout.split() == [offered]
 
 
-@pytest.mark.usefixtures("cloud")
-def test_a_plan_waits_for_no_client_of_compute_engine() -> None:
-    assert loaded_by("plan", "--gpu", "l4") == STORAGE, "the plan reads the ledger"
-
-
-@pytest.mark.usefixtures("cloud")
-def test_what_is_asked_every_day_loads_few_modules_and_the_storage_client_alone(
-    bench: Bench, paced: Callable[..., tuple[str, ...]]
-) -> None:
-    bench("launch", "--gpu", "l4", *SMALL, *paced())
-    into = ("fetch", "last", "--into", str(bench.home / "results"))
-    for arguments, most in ((("status",), 800), (("plan", "--gpu", "l4"), 850), (into, 950)):
-        found, foreign = loaded(*arguments, heavy=(*HEAVY, "jinja2"))
-        assert found <= STORAGE | ({"jinja2", "numpy"} if arguments == into else set())
+def test_what_is_asked_every_day_loads_few_modules_and_the_storage_client_alone(loaded_after: Loaded) -> None:
+    for arguments, most in ((("status",), 800), (PLAN, 850), (FETCH, 950)):
+        heavy, foreign = loaded_after[arguments]
+        assert heavy - set(DRIVING) <= STORAGE | ({"jinja2", "numpy"} if arguments == FETCH else set())
         assert foreign <= most, arguments
 
 
-DRIVING = ("orchestrator.runs.engine", "orchestrator.runs.kinds", "orchestrator.store.fleets")
-"""What drives runs and fleets."""
-LOOKS: dict[tuple[str, ...], set[str]] = {
-    ("status",): STORAGE,
-    ("status", "--json"): STORAGE,
-    ("costs",): STORAGE,
-    ("budget",): STORAGE,
-    ("prices",): set(),
-    ("cloud", "status"): set(),
-    ("config", "keys"): set(),
-    ("stop", "--help"): set(),
-}
-
-
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-@pytest.mark.usefixtures("cloud")
-def test_a_look_that_finds_nothing_to_do_loads_no_client_but_its_own(arguments: tuple[str, ...]) -> None:
+def test_a_look_that_finds_nothing_to_do_loads_no_client_but_its_own(
+    loaded_after: Loaded, arguments: tuple[str, ...]
+) -> None:
     drivers = DRIVING if arguments[0] == "status" else ()
-    assert loaded_by(*arguments, heavy=(*HEAVY, *drivers)) <= LOOKS[arguments]
+    assert loaded_after[arguments][0] & {*HEAVY, *drivers} <= LOOKS[arguments]
 
 
-@pytest.mark.usefixtures("cloud")
-def test_the_doctor_of_practice_loads_the_storage_client_alone() -> None:
-    assert loaded_by("doctor", "--json") <= STORAGE
+def test_a_plan_waits_for_no_client_of_compute_engine(loaded_after: Loaded) -> None:
+    assert loaded_after[PLAN][0] & set(HEAVY) == STORAGE, "the plan reads the ledger"
 
 
-def fill(wiring: Wiring, runs: int) -> None:
+def test_the_doctor_of_practice_loads_the_storage_client_alone(loaded_after: Loaded) -> None:
+    assert loaded_after[DOCTOR][0] & set(HEAVY) <= STORAGE
+
+
+def fill(index: RunIndex, runs: int) -> None:
     begin = datetime(2026, 10, 1, tzinfo=UTC)
 
     def write(number: int) -> None:
@@ -168,24 +188,23 @@ def fill(wiring: Wiring, runs: int) -> None:
         ]
         state = replay(log)
         assert state is not None
-        wiring.index.write(name, encode_status(status_line(state, at)), status_body(state, at))
+        index.write(name, encode_status(status_line(state, at)), status_body(state, at))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(runs)))
 
 
-@pytest.mark.usefixtures("cloud")
-def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client(bench: Bench) -> None:
-    wiring = wire()
-    fill(wiring, 1000)
+def test_a_thousand_finished_runs_take_three_storage_calls_and_no_compute_client(
+    thousand_runs: Bench, loaded_after: Loaded
+) -> None:
     fresh = wire()
     lines = fresh.index.list_runs()
     assert len(lines) == 1000
     assert fresh.bucket.calls <= 3  # type: ignore[attr-defined]
-    assert loaded_by("status") == STORAGE
-    document = bench("status", "--json", "--limit", "1000").document
+    assert loaded_after["status",][0] & set(HEAVY) == STORAGE
+    document = thousand_runs("status", "--json", "--limit", "1000").document
     assert len(document["runs"]) == 1000
-    assert "… and 980 older runs" in bench("status").out
+    assert "… and 980 older runs" in thousand_runs("status").out
 
 
 @pytest.mark.parametrize("during", ["typer", "orchestrator.cli.app", "yaml", "orchestrator.core.errors"])

@@ -24,7 +24,7 @@ NOTE = "a note of what was bought and why that is longer than what is left of a 
 
 @pytest.fixture
 def filled(bench: Bench) -> Bench:
-    fill(wire(), 3)
+    fill(wire().index, 3)
     bench("costs", "add", "0.25", "--category", "ai", "--note", NOTE)
     return bench
 
