@@ -30,7 +30,7 @@ from orchestrator.core.naming import attempt_of, cases_prefix, hold_key, instanc
 from orchestrator.core.run import decide as do
 from orchestrator.core.run import events as ev
 from orchestrator.core.run.diagnose import wants_diagnosis
-from orchestrator.core.run.fold import Phase, Run, Vm, replay
+from orchestrator.core.run.fold import GrowingLog, Phase, Run, Vm, replay
 from orchestrator.core.run.status import encode_status, status_body, status_line
 from orchestrator.ports import INTERRUPTION, Bucket, Clock, Cloud
 from orchestrator.runs.holds import Accounts, settle
@@ -147,6 +147,7 @@ class Engine:
         self._indexed: dict[str, str] = {}
         self._folded: tuple[tuple[ev.Event, ...], Run] | None = None
         """The events of the last look, and the run that they are."""
+        self._growing = GrowingLog()
         self._by = uuid4().hex[:8]
         self._found_gone: set[tuple[str, str]] = set()
         """The machines, by zone and name, that the cloud has reported as gone to this client."""
@@ -159,7 +160,7 @@ class Engine:
         log = self.log.read()
         if self._folded is not None and self._folded[0] == log:
             return self._folded[1]  # most looks of a client that follows a run find nothing new
-        run = replay(log)
+        run = self._growing.replay(log)
         if run is None:
             raise NotFound(f"run not found: {self.run_id}", hint="`bench status` lists the runs in this bucket")
         run = with_confirmed_claim(self.world, run)

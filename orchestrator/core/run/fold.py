@@ -21,6 +21,7 @@ from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Phas
 __all__ = [
     "OUTCOMES",
     "VM_PHASES",
+    "GrowingLog",
     "MachineReport",
     "Phase",
     "PhaseSpan",
@@ -41,14 +42,29 @@ def initial_run(ordered: Sequence[ev.Event]) -> Run:
 
 def replay(log: Iterable[ev.Event]) -> Run | None:
     """The state of a run whose events are `log`, in any order and with any repeats; None if there are none."""
-    unique = {event.order: event for event in log}
-    ordered = answers_last(sorted(unique.values(), key=lambda event: event.order))
-    if not ordered:
-        return None
-    run = initial_run(ordered)
-    for event in ordered:
-        run = evolve(run, event)
-    return run
+    return GrowingLog().replay(log)
+
+
+class GrowingLog:
+    """A log that is replayed again and again as it grows: what comes after all that was known is applied alone."""
+
+    def __init__(self) -> None:
+        self._known: list[ev.Event] = []
+        self._run: Run | None = None
+
+    def replay(self, log: Iterable[ev.Event]) -> Run | None:
+        """The same as `replay(log)`."""
+        unique = {event.order: event for event in log}
+        ordered = answers_last(sorted(unique.values(), key=lambda event: event.order))
+        if not ordered:
+            return None
+        count, begin = len(self._known), initial_run(ordered)
+        if self._run is None or ordered[:count] != self._known or initial_run(self._known) != begin:
+            self._run, count = begin, 0
+        for event in ordered[count:]:
+            self._run = evolve(self._run, event)
+        self._known = ordered
+        return self._run
 
 
 def answers_last(ordered: Sequence[ev.Event]) -> list[ev.Event]:

@@ -21,7 +21,7 @@ from orchestrator.cli.terminal import columns, note
 from orchestrator.cli.watch import PlainWatch
 from orchestrator.core.errors import RunFailed
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.fold import OUTCOMES, Phase, evolve, replay
+from orchestrator.core.run.fold import OUTCOMES, GrowingLog, Phase, evolve, replay
 from orchestrator.core.text import fold_commands, fold_lines
 from tests.unit.core.builders import (
     RATE,
@@ -137,6 +137,16 @@ def test_the_fold_is_the_same_for_every_interleaving_and_every_repetition(
     shuffled = events + chance.sample(events, k=len(events) // 2)
     chance.shuffle(shuffled)
     assert replay(shuffled) == replay(events)
+
+
+@given(logs(), logs(), st.integers(0, 25))
+def test_a_log_that_grows_is_replayed_as_one_that_is_read_at_once(
+    events: list[ev.Event], strangers: list[ev.Event], count: int
+) -> None:
+    """Whether what came is later than all that was known, or of a writer whose clock is behind."""
+    growing = GrowingLog()
+    for known in (events[:count], sorted(events, key=lambda event: event.order)[:count], events, strangers, events):
+        assert growing.replay(known) == replay(known)
 
 
 @given(logs())
