@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,6 +58,12 @@ class StoredObject:
     def body(self) -> str:
         """The object as JSON text for the index."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+
+@lru_cache(8192)
+def parse_stored(body: str) -> StoredObject:
+    """The object of a text in the index: lists of a growing log read the same texts again and again."""
+    return StoredObject(**json.loads(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,7 @@ class Objects:
             row = self.index.execute("SELECT body FROM objects WHERE bucket=? AND name=?", (bucket, name)).fetchone()
             if row is None and not self.has_bucket(bucket):
                 raise no_bucket()
-        return StoredObject(**json.loads(row[0])) if row else None
+        return parse_stored(row[0]) if row else None
 
     def get(self, bucket: str, name: str, wanted: Preconditions, generation: str | None = None) -> StoredObject:
         """The object. Raises `ApiError`: 404 if there is none, or the errors of `wanted.check`."""
@@ -341,7 +348,7 @@ class Objects:
                     (bucket, start),
                 ).fetchall()
             for (body,) in rows:
-                stored = StoredObject(**json.loads(body))
+                stored = parse_stored(body)
                 start, comparison = stored.name, ">"
                 yield stored
             if len(rows) < 500:

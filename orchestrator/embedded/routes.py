@@ -17,6 +17,7 @@ from orchestrator.embedded.errors import ApiError, Document, error_document, no_
 from orchestrator.embedded.listener import HttpRequest, Reply, Reset, json_reply
 from orchestrator.embedded.operations import Sender
 from orchestrator.embedded.permissions import check_permission
+from orchestrator.embedded.selection import parse_selection, select_fields
 from orchestrator.embedded.weather import hits_request
 
 Answer = Callable[..., "Document | Reply | None"]
@@ -120,6 +121,8 @@ class Router(BodyPart):
         """The answer to a request, whatever the weather. Raises `OSError` if the client closes the connection."""
         try:
             answer = self._dispatch(request)
+            if isinstance(answer, dict) and (fields := request.query.get("fields")):
+                answer = select_fields(answer, parse_selection(fields))
         except ApiError as error:
             if error.status == 304:
                 return Reply(304)

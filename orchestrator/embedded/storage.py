@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -295,7 +296,7 @@ class Storage:
 
     def document(self, stored: StoredObject) -> Document:
         """The object's resource as the API shows it."""
-        at = f"/storage/v1/b/{quote(stored.bucket)}/o/{quote(stored.name, safe='')}"
+        at = f"/storage/v1/b/{quote(stored.bucket)}/o/{quote_name(stored.name)}"
         return {
             "kind": "storage#object",
             "id": f"{stored.bucket}/{stored.name}/{stored.generation}",
@@ -317,6 +318,11 @@ class Storage:
             "timeStorageClassUpdated": stored.created,
             **stored.fields,
         }
+
+
+@lru_cache(8192)
+def quote_name(name: str) -> str:
+    return quote(name, safe="")
 
 
 def object_etag(stored: StoredObject) -> str:
