@@ -63,7 +63,7 @@ def run_step(options: argparse.Namespace, arguments: list[str]) -> int:
         end_with_parent()
         THESE.join(*files)
     elif options.watched or is_watched(options.step, options.spec):
-        code = watch_step([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S)
+        code = watch_step([one for one in arguments if one != "--watched"], options.spec, ANSWER_LIMIT_S, main)
         if code is not None:
             return code
     facts = Facts(acknowledged=not options.no_ack)

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,6 +60,24 @@ def describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
         return "was killed (SIGKILL), as the operating system does when memory runs out,"
     return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended its process with exit code {code}"
+
+
+def fork_process(perform: Callable[[], int]) -> int:
+    """Calls a function in a fork of this process, whose exit code is what it returns. Returns the fork's id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = perform()
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    leave_process(code)
+    return None
 
 
 def leave_process(code: int) -> NoReturn:

@@ -16,12 +16,11 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kernels.harness.ending import end_with_parent, leave_process, list_descendants
-from kernels.harness.facts import CRASHED, log_line
+from kernels.harness.ending import end_with_parent, fork_process, list_descendants
+from kernels.harness.facts import log_line
 from kernels.harness.several_gpus import CaseQueue, GpuProcess, GpuSlot, shares_cases, slot_environment
 from kernels.harness.users import own_workload, users_for_run
 
@@ -174,24 +173,17 @@ def fork_step(
     arguments: list[str], perform: Perform, has_workers: bool, enter: Callable[[], None] = lambda: None
 ) -> int:
     """Performs a step in a fork, which calls `enter` first. Returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = CRASHED
-    try:
+
+    def perform_in_fork() -> int:
         end_with_parent()
         enter()
         if has_workers:
             from kernels.harness.processes import fork_worker_server
 
             fork_worker_server()
-        code = perform(arguments)
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else CRASHED
-    except BaseException:
-        traceback.print_exc()
-    leave_process(code)
-    return None
+        return perform(arguments)
+
+    return fork_process(perform_in_fork)
 
 
 def start_step(arguments: list[str]) -> int:

@@ -1,7 +1,9 @@
 """Runs a step of the harness in a process that may be lost, and starts it again without the implementation at fault.
 
-This process loads neither PyTorch nor any code of an implementation. It holds nothing that the step needs, so it can
-end the step's process at any time. Facts and acknowledgements go past it: the process has its standard streams.
+This process makes no context of a device and runs no code of an implementation. It holds nothing that the step needs,
+so it can end the step's process at any time. If it has imported PyTorch, as in a served step, the step's process is a
+fork of it and does not import PyTorch again. Facts and acknowledgements go past it: the process has its standard
+streams.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from kernels.harness.calls import (
     AGAIN,
@@ -30,7 +34,7 @@ from kernels.harness.calls import (
     parse_records,
     read_page,
 )
-from kernels.harness.ending import describe_exit, end_with_descendants
+from kernels.harness.ending import describe_exit, end_with_descendants, fork_process
 from kernels.harness.facts import CRASHED, log_line
 
 LOOK_S = 0.5
@@ -83,25 +87,71 @@ class Watch:
         return Failure(implementation, case_id, f"hung: no answer within {self.limit_s:g} s while it was called", True)
 
 
-def run_watched(command: Sequence[str], limit_s: float, clock: Callable[[], float] = time.monotonic) -> int:
-    """Runs a command that tells whom it calls, again after each failure of one of those. Returns its exit code; if a
-    signal ended it, that signal ends this process too. Raises `OSError` where there is no room for two small files."""
+class StepProcess(Protocol):
+    """What this process does with the step's process."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+class ForkedStep:
+    """A step's process that is a fork of this one, where `perform` is called with more in the environment."""
+
+    def __init__(self, perform: Callable[[], int], environ: Mapping[str, str]) -> None:
+        def perform_in_fork() -> int:
+            os.environ.update(environ)
+            return perform()
+
+        self.returncode: int | None = None
+        self.pid = fork_process(perform_in_fork)
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        return self.look(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Waits for its end. Returns its exit code, or minus the signal that ended it."""
+        code = self.look(0)
+        assert code is not None
+        return code
+
+    def look(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def run_watched(
+    command: Sequence[str] | Callable[[], int], limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Runs a command, or a function in a fork, that tells whom it calls, again after each failure of one of those.
+    Returns its exit code; if a signal ended it, that signal ends this process too. Raises `OSError` where there is no
+    room for two small files."""
     with tempfile.TemporaryFile() as page, tempfile.TemporaryFile() as past:
         files = page.fileno(), past.fileno()
-        env = {**os.environ, WATCHED: ":".join(map(str, (os.getpid(), *files)))}
+        environ = {WATCHED: ":".join(map(str, (os.getpid(), *files)))}
         while True:
             os.pwrite(files[0], busy_page(0), 0)
             before = len(content_of(files[1]))
-            child = subprocess.Popen(command, env=env, pass_fds=files)
+            child: StepProcess
+            if callable(command):
+                child = ForkedStep(command, environ)
+            else:
+                child = subprocess.Popen(command, env={**os.environ, **environ}, pass_fds=files)
             try:
                 failure = attend_child(child, files[0], limit_s, clock)
             finally:
                 if child.poll() is None:
                     end_with_descendants(child.pid)
-                child.wait()
+                code = child.wait()
             if failure is not None:
                 append_record(files[1], asdict(failure))
-            elif child.returncode != AGAIN:
+            elif code != AGAIN:
                 break
             failures, _ = parse_records(content_of(files[1])[before:])
             if not failures:
@@ -111,15 +161,15 @@ def run_watched(command: Sequence[str], limit_s: float, clock: Callable[[], floa
                 log_line(
                     f"{one.implementation} {one.reason} ({one.case_id or 'build'}); starting the step again without it"
                 )
-    if child.returncode < 0:
+    if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-child.returncode, signal.SIG_DFL)
-        os.kill(os.getpid(), -child.returncode)
-    return child.returncode
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 @contextlib.contextmanager
-def end_of(child: subprocess.Popen[bytes]) -> Iterator[Callable[[float], bool]]:
+def end_of(child: StepProcess) -> Iterator[Callable[[float], bool]]:
     """A function that waits so many seconds for the end of a process, and says whether it has ended. It sleeps all the
     while, as it runs beside measurements; `Popen.wait` would wake up twenty times a second."""
     try:
@@ -138,9 +188,7 @@ def end_of(child: subprocess.Popen[bytes]) -> Iterator[Callable[[float], bool]]:
         os.close(descriptor)
 
 
-def attend_child(
-    child: subprocess.Popen[bytes], page: int, limit_s: float, clock: Callable[[], float]
-) -> Failure | None:
+def attend_child(child: StepProcess, page: int, limit_s: float, clock: Callable[[], float]) -> Failure | None:
     """Waits for the end of the process, or for a call that takes too long. Returns the failure of an implementation."""
     watch, last = Watch(limit_s), clock()
     with end_of(child) as is_ended:
@@ -156,13 +204,17 @@ def attend_child(
     return Failure(page_state[1], page_state[2], f"{describe_exit(code)} {when}", hung=False)
 
 
-def watch_step(arguments: Sequence[str], document: Path, answer_limit_s: float) -> int | None:
-    """Runs the step of these arguments. None where it cannot be watched."""
+def watch_step(
+    arguments: list[str], document: Path, answer_limit_s: float, perform: Callable[[list[str]], int]
+) -> int | None:
+    """Runs the step of these arguments, which `perform` performs. None where it cannot be watched."""
     limit_s = (read_spec(document) or {}).get("answer_limit_s")
     if not isinstance(limit_s, (int, float)) or limit_s <= 0:  # none is given, or one that the step itself refuses
         limit_s = answer_limit_s
+    is_forked = "torch" in sys.modules
+    command = partial(perform, arguments) if is_forked else [sys.executable, "-m", "kernels.harness", *arguments]
     try:
-        return run_watched([sys.executable, "-m", "kernels.harness", *arguments], limit_s)
+        return run_watched(command, limit_s)
     except OSError as exc:
         log_line(f"the step is not watched: {exc}")
         return None

@@ -82,7 +82,7 @@ def test_a_slow_implementation_may_take_so_long_for_each_call(tmp_path: Path) ->
         repeats=2,
     )
     root = planted(tmp_path, SLOW)
-    with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
+    with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",), fresh=True) as harness:
         code, facts = harness.finish()
     assert code == 0, harness.log()
     assert list(named(facts, "case_finished")[0]["median_us"]) == ["planted"]
@@ -90,7 +90,8 @@ def test_a_slow_implementation_may_take_so_long_for_each_call(tmp_path: Path) ->
 
 def test_an_implementation_that_crashes_while_it_is_built_is_in_no_row_but_its_own(tmp_path: Path) -> None:
     wanted = spec(implementations=["planted", "sdpa:math"], measure={"shapes": [shape(9)], "dtypes": ["float32"]})
-    root = planted(tmp_path, CRASHES_OR_HANGS, build="os.kill(os.getpid(), signal.SIGSEGV)")
+    tells_command = "os.write(2, open('/proc/self/cmdline', 'rb').read())"
+    root = planted(tmp_path, CRASHES_OR_HANGS, build=f"{tells_command}; os.kill(os.getpid(), signal.SIGSEGV)")
     with HarnessProcess("measure", wanted, tmp_path, root=root, options=("--watched",)) as harness:
         code, facts = harness.finish()
     assert code == 10, harness.log()
@@ -98,6 +99,7 @@ def test_an_implementation_that_crashes_while_it_is_built_is_in_no_row_but_its_o
     assert len(named(facts, "planned")) == 1
     assert ended["skipped"] == {"planted": "crashed (SIGSEGV) while it was built"}
     assert list(ended["median_us"]) == ["sdpa:math"]
+    assert "torch_forks.py" in harness.log(), "a process that has torch is forked; a new one would import it again"
 
 
 @pytest.mark.parametrize("document", ["[]", "{", "{}"])
