@@ -101,7 +101,7 @@ CODES = {
 }
 """The exit codes of those that need not end with 0."""
 
-SETTLED = "--set measure.repeats=20 --set measure.threads=1 --set workload.axes.rows=[512]"
+SETTLED = "--set measure.repeats=10 --set measure.threads=1 --set workload.axes.rows=[128]"
 FIRST = ("bench new norm", "bench new rmsnorm", "bench cloud start")
 
 
