@@ -114,9 +114,10 @@ def headers(flags: Sequence[str], place: Path) -> list[str]:
 
 
 def machine(part: str, flags: Sequence[str], place: Path) -> Path:
-    """A part of what a kernel's program runs on, which is the same for all and is not traced."""
+    """A part of what a kernel's program runs on, which is the same for all and is not traced. It is compiled once, and
+    most of the time of all programs is its own: optimised for a second longer, it runs in half the time."""
     own = [flag for flag in flags if flag not in TRACED]
-    level = ("-O1",) if is_sanitized(own) else ("-O2", *NATIVE)  # sanitized, it takes twice as long
+    level = ("-O1",) if is_sanitized(own) else ("-O3", *NATIVE)  # sanitized, it takes twice as long
     command = [*COMMON, *level, *own, "-DSIMT_SHIM", "-DSIMT_ARCH=900", f"-I{SHIM}", f"-I{SOURCE}"]
     command += ["-c", str(SHIM / f"{part}.cc"), "-o"]
     return once(place / f"{part}-{named(*command)}.o", lambda made: run([*command, str(made)]))

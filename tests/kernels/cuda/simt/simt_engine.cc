@@ -149,29 +149,27 @@ void end_host_thread() {
 
 void set_kernel(Index grid, std::function<void()> kernel) { grid_size = grid, body = std::move(kernel); }
 
+using Row [[gnu::vector_size(32)]] = float;  // of eight columns
+
 // Sums in the order of k, as one thread would add them.
 static void multiply(Lane* warp) {
   u16 left[16][16], right[16][8];  // mma.m16n8k16: the PTX manual's fragments, with group = lane / 4, place = lane % 4
-  float A[16][16], B[16][8], C[16][8];
+  float A[16][16];
+  Row B[16], C[16];
   for (int l = 0; l < 32; l++) {
     const int group = l / 4, place = l % 4;
     if (warp[l].bfloat != warp[0].bfloat) fail("lanes of a warp multiply different types");
     for (int r = 0; r < 4; r++) std::memcpy(&left[group + 8 * (r & 1)][place * 2 + 8 * (r >> 1)], &warp[l].a[r], 4);
     for (int r = 0; r < 2; r++)
       for (int e = 0; e < 2; e++) right[place * 2 + 8 * r + e][group] = (u16)(warp[l].b[r] >> (16 * e));
-    for (int r = 0; r < 2; r++) std::memcpy(&C[group + 8 * r][place * 2], &warp[l].c[2 * r], 8);
+    for (int r = 0; r < 2; r++) std::memcpy((float*)&C[group + 8 * r] + place * 2, &warp[l].c[2 * r], 8);
   }
   widen(A[0], left[0], 16 * 16, warp[0].bfloat);
-  widen(B[0], right[0], 16 * 8, warp[0].bfloat);
-  for (int row = 0; row < 16; row++) {
-    float sums[8];
-    std::memcpy(sums, C[row], sizeof sums);
-    for (int k = 0; k < 16; k++)
-      for (int column = 0; column < 8; column++) sums[column] += A[row][k] * B[k][column];
-    std::memcpy(C[row], sums, sizeof sums);
-  }
+  widen((float*)B, right[0], 16 * 8, warp[0].bfloat);
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < 16; k++) C[row] += A[row][k] * B[k];
   for (int l = 0; l < 32; l++)
-    for (int r = 0; r < 2; r++) std::memcpy(&warp[l].c[2 * r], &C[l / 4 + 8 * r][l % 4 * 2], 8);
+    for (int r = 0; r < 2; r++) std::memcpy(&warp[l].c[2 * r], (float*)&C[l / 4 + 8 * r] + l % 4 * 2, 8);
 }
 
 static void load(Lane* warp, bool transposed) {
