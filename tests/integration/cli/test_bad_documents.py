@@ -18,11 +18,10 @@ from orchestrator.core.fleet.sweep import Sweep, expand_children
 from orchestrator.core.names import listing_object, spec_object
 from orchestrator.core.names import plan_object as fleets_plan
 from orchestrator.core.naming import Mode, artifacts_prefix, cases_prefix, events_prefix, index_object, plan_object
-from orchestrator.embedded.client import stop_cloud
 from orchestrator.runs.engine import Engine
 from orchestrator.store.fleets import FleetRecord, FleetStore
 from orchestrator.wiring import Wiring, wire
-from tests.integration.cli.conftest import Bench
+from tests.integration.cli.conftest import Bench, at_home
 from tests.integration.cli.test_reap import over
 
 GOOD = "20261120-010203-l4-00aa"
@@ -131,14 +130,10 @@ def garbage_waits() -> Iterator[None]:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Wiring]]:
     """One embedded cloud with one run in it that went well; what a test puts into the bucket it takes out again."""
     home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("BENCH_HOME", str(home))
-        environment.setenv("BENCH_USER", "ada")
-        environment.chdir(home)
+    with at_home(home):
         wiring = wire()
         over(wiring, GOOD, "succeeded")
         yield Bench(home), wiring
-        stop_cloud(home / "cloud")
 
 
 def put(wiring: Wiring, kind: str) -> str:

@@ -28,6 +28,7 @@ def test_the_demo_ends_with_verdicts_and_names_what_is_wrong(bench: Bench) -> No
     assert len(answer[first:]) + len(errors) <= 20
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_demo_says_what_is_missing_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.adapters.hosts.local_shell.torch_version", str)
     refused = bench("demo", code=11)
@@ -38,6 +39,7 @@ def test_the_demo_says_what_is_missing_before_it_begins(bench: Bench, monkeypatc
     assert "note: this Python has no torch" in bench("plan", "--gpu", "cpu").out
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_plan_of_the_bundled_kernel_says_that_a_compiler_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_page_is_found_by_its_name_its_path_or_its_last_part(bench: Bench) -> 
     assert "judge\tWhat the judge refuses" in bench("docs").out
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_id_of_a_practice_run_names_what_it_measures(bench: Bench) -> None:
     wiring = wire()
     config, name = wiring.configured(LaunchOptions("l4", None, ()))
@@ -68,6 +71,7 @@ def test_the_id_of_a_practice_run_names_what_it_measures(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["h100", "l4"])
+@pytest.mark.usefixtures("cloud")
 def test_a_plan_for_a_gpu_without_an_account_begins_with_it_and_not_with_this_cpu(bench: Bench, gpu: str) -> None:
     lines = bench("plan", "--gpu", gpu).out.splitlines()
     assert lines[0] == f"plan {gpu}  nothing is requested or spent"

@@ -11,6 +11,7 @@ from orchestrator.wiring import wire
 from tests.integration.cli.conftest import Bench
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_cluster_that_does_not_answer_leaves_no_fleet_and_no_hold(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_cluster_that_does_not_answer_leaves_no_fleet_and_no_hold(
 
 
 @pytest.mark.parametrize("command", ["plan", "launch"])
+@pytest.mark.usefixtures("cloud")
 def test_a_cap_under_which_no_child_can_begin_is_refused_before_anything_is_stored(bench: Bench, command: str) -> None:
     refused = bench("fleet", command, "--gpu", "l4", "--cap", "0.10", code=3).err
     assert "a child of this fleet can cost up to $" in refused

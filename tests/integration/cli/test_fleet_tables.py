@@ -36,6 +36,7 @@ def test_in_a_terminal_what_has_no_room_is_left_out_before_an_id_is_cut(width: i
     assert ("[red]ada" in lines[1]) == (width >= 80)
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_fleets_plan_in_a_pipe_is_columns_for_cut_and_awk(bench: Bench) -> None:
     out = bench("fleet", "plan", "--gpu", "l4,t4", width=40).out
     rows = [line.split("\t") for line in out.splitlines() if "\t" in line]

@@ -9,22 +9,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.foreground import run_here
+
 FULL = Path("/dev/full")
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("command", [["config", "list"], ["prices", "--gpu", "l4"], ["schema", "status"], ["--help"]])
-def test_output_that_cannot_be_written_is_told_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_told_without_a_traceback(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_HOME", str(tmp_path))
+    with FULL.open("w") as full:
+        ran = run_here(*command, stdout=full.fileno())
+    assert ran.code == 11, ran.err
+    assert ran.err.splitlines()[0] == "error: cannot write the output: No space left on device"
+    assert len(ran.err.splitlines()) == 2
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_process_whose_output_cannot_be_written_ends_without_a_traceback(tmp_path: Path) -> None:
     environment = {**os.environ, "BENCH_HOME": str(tmp_path)}
     with FULL.open("w") as full:
-        ran = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *command],
-            stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment,
-        )  # fmt: skip
-    assert ran.returncode == 11, ran.stderr
-    assert ran.stderr.splitlines()[0] == ("error: cannot write the output: No space left on device")
-    assert len(ran.stderr.splitlines()) == 2
+        command = [sys.executable, "-m", "orchestrator.cli", "--help"]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (11, 2), ran.stderr
 
 
 LIMITED = """

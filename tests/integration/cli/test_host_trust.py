@@ -62,6 +62,7 @@ def planted(wiring: Wiring, host: str) -> None:
     log.append(ev.RunClosed(outcome="preempted", detail="made up", generation=0))
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_stored_plan_makes_no_client_connect_to_a_host(bench: Bench, listener: Listener) -> None:
     planted(wire(), listener.name)
     refused = bench("launch", "--resume", RUN, code=2).err

@@ -21,11 +21,10 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.naming import artifacts_prefix, cases_prefix, instance_name, plan_object
 from orchestrator.core.plan.resumption import plan_document
 from orchestrator.core.run import events as ev
-from orchestrator.embedded.client import stop_cloud
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.planning import LaunchOptions
 from orchestrator.wiring import Wiring, wire
-from tests.integration.cli.conftest import Bench
+from tests.integration.cli.conftest import Bench, at_home
 from tests.support.hostile_events import OTHERS, OWN_KINDS, TEXTS, hostile_event
 from tests.unit.core.builders import planned
 from tests.unit.report.written import ENVIRONMENT, csv_text, records
@@ -123,10 +122,7 @@ def damage(wiring: Wiring, run: str, dice: random.Random) -> None:
 def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A bucket with two runs that are over and one whose machine is gone, all three of hostile machines."""
     home, dice = tmp_path_factory.mktemp("home"), random.Random(request.param)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("BENCH_HOME", str(home))
-        environment.setenv("BENCH_USER", "ada")
-        environment.chdir(home)
+    with at_home(home):
         Path("twice.py").write_text(KERNEL)
         wiring = wire()
         config, name = wiring.configured(LaunchOptions("l4", None, ()))
@@ -143,7 +139,6 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             engine = Engine(wiring.world(), run)
             engine.write_index(engine.look())
         yield Bench(home)
-        stop_cloud(home / "cloud")
 
 
 def requested(run: str) -> ev.InstanceRequested:

@@ -47,6 +47,7 @@ ADA = "user:ada@example.com"
 PRACTISE = ("init", "--embedded", "--launcher", ADA)
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_plan_is_shown_and_without_a_yes_nothing_is_done(bench: Bench) -> None:
     ran = bench(*PRACTISE)
     assert "make the bucket gs://bench-embedded-practice in us-central1" in ran.out
@@ -55,6 +56,7 @@ def test_the_plan_is_shown_and_without_a_yes_nothing_is_done(bench: Bench) -> No
     assert [step["done"] for step in bench(*PRACTISE, "--json").document["steps"]] == [False] * 14
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     first = bench(*PRACTISE, "--yes")
     assert first.out.count("done: ") == 14
@@ -69,6 +71,7 @@ def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     }
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_yes_from_a_person_is_enough(bench: Bench) -> None:
     result = CliRunner().invoke(app, [*PRACTISE, "--per-run", "0.50"], input="y\n", prog_name="bench")
     assert result.exit_code == 0
@@ -106,6 +109,7 @@ def test_a_person_at_a_terminal_is_asked_for_what_was_not_said(bench: Bench) -> 
     assert yaml.safe_load((bench.home / "settings.yaml").read_text())["per_run_usd"] == "0.75"
 
 
+@pytest.mark.usefixtures("cloud")
 def test_settings_are_replaced_only_when_that_was_said(bench: Bench) -> None:
     bench(*PRACTISE, "--yes")
     refused = bench(*PRACTISE, "--per-run", "9", "--yes", code=2)
@@ -116,6 +120,7 @@ def test_settings_are_replaced_only_when_that_was_said(bench: Bench) -> None:
     assert 'per_run_usd: "9"' in (bench.home / "settings.yaml").read_text()
 
 
+@pytest.mark.usefixtures("cloud")
 def test_caps_in_the_settings_hold_where_a_configuration_of_ones_own_says_nothing(bench: Bench) -> None:
     bench("init", "--embedded", "--per-run", "0.05", "--yes")
     assert float(bench("plan", "--gpu", "l4", "--json").document["ceiling_usd"]) <= 0.05

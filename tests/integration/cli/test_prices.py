@@ -43,6 +43,7 @@ def test_what_has_no_price_is_said(bench: Bench) -> None:
 # --- refreshed ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_refreshed_table_is_dated_today_names_its_source_and_is_planned_with(bench: Bench) -> None:
     before = bench("prices", "--json").document
     document = bench("prices", "--refresh", "--json").document
@@ -82,6 +83,7 @@ def test_when_the_catalogue_cannot_be_read_the_old_table_is_kept_and_said_so(
     assert bench.fired()[0] > 0
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_damaged_table_is_named_by_plan_and_stops_no_command_that_protects_money(bench: Bench) -> None:
     bench("prices", "--refresh")
     path = bench.home / "prices.embedded.yaml"

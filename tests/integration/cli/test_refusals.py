@@ -45,6 +45,7 @@ def test_what_cannot_be_done_is_refused_with_exit_2(bench: Bench, arguments: lis
     assert nothing_was_asked_for(bench)
 
 
+@pytest.mark.usefixtures("cloud")
 def test_malformed_yaml_is_refused_with_file_and_line(bench: Bench) -> None:
     Path("bad.yaml").write_text("gpu: l4\nmeasure: [1, 2\n")
     assert "bad.yaml:" in bench("launch", "bad.yaml", code=2).err
@@ -52,6 +53,7 @@ def test_malformed_yaml_is_refused_with_file_and_line(bench: Bench) -> None:
     assert "not UTF-8" in bench("launch", "binary.yaml", code=2).err
 
 
+@pytest.mark.usefixtures("cloud")
 def test_every_mistake_in_a_file_is_named_at_once(bench: Bench) -> None:
     Path("bad.yaml").write_text("gpu: l4\ncolour: blue\nmeasure:\n  repeats: many\n")
     err = bench("plan", "bad.yaml", code=2).err
@@ -150,6 +152,7 @@ def test_a_run_that_does_not_exist_is_exit_10(bench: Bench, command: list[str]) 
     assert "there are no runs yet" in bench(*command, "last", code=10).err
 
 
+@pytest.mark.usefixtures("cloud")
 def test_nothing_to_show_is_said(bench: Bench) -> None:
     assert "no runs yet" in bench("status").out
     assert "VMs alive now: 0" in bench("status").out

@@ -136,10 +136,12 @@ def test_a_value_that_is_empty_is_refused_before_anything_is_done(bench: Bench, 
     assert not (bench.home / "cloud").exists()
 
 
+@pytest.mark.usefixtures("cloud")
 def test_a_note_may_be_empty(bench: Bench) -> None:
     bench("costs", "add", "0.01", "--note", "", "--yes")
 
 
+@pytest.mark.usefixtures("cloud")
 def test_with_json_an_error_is_the_document_and_names_its_code(bench: Bench) -> None:
     ran = bench("plan", "--gpu", "nosuch", "--json", code=2)
     error = json.loads(ran.out)["error"]
@@ -225,6 +227,7 @@ def test_a_view_ended_by_a_signal_leaves_keys_and_cursor_as_they_were(ending: si
     os.close(theirs)
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_ledger_is_shown_a_page_at_a_time_and_summed_as_a_whole(bench: Bench) -> None:
     for number in range(4):
         bench("costs", "add", "0.25", "--category", f"kind{number}", "--yes")

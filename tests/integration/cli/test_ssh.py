@@ -155,6 +155,7 @@ def write_live_run(bench: Bench, run_id: str) -> None:
     wiring.bucket.create(record_object(BOX.zone), HostRecord(target=str(BOX)).model_dump_json(by_alias=True).encode())
 
 
+@pytest.mark.usefixtures("cloud")
 def test_the_command_prints_runs_and_tells_of_what_is_missing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
