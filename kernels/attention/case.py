@@ -12,10 +12,10 @@ PASSES = ("forward", "backward", "both")
 """What is computed: the output; its gradients for q, k and v, from a forward pass made beforehand; or all of it."""
 
 CASE_ID = re.compile(
-    r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+(-v\d+)?-(causal|full)(-w\d+)?(-sinks)?"
+    r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+(-v\d+)?-(causal|full)(-w\d+)?(-sinks)?(-p0\.\d+)?"
     rf"-({'|'.join(DTYPE_NAMES)})(-({'|'.join(PASSES[1:])}))?"
 )
-VALUE_WIDTH, WINDOW, SINKS = "a width of V of its own", "a window", "sinks"
+VALUE_WIDTH, WINDOW, SINKS, DROPOUT = "a width of V of its own", "a window", "sinks", "dropout by a seeded counter"
 """What a shape may have beside a plain one. Not every implementation computes each of them."""
 
 
@@ -26,6 +26,7 @@ class Shape:
     All sizes are element counts >= 1; `heads` is a multiple of `kv_heads`. A causal mask is aligned top-left, as in
     PyTorch: query i sees the keys 0..i; with a `window`, at most the last so many of these. V and the output are
     `value_dim` wide, 0 where that is `head_dim`. `sinks`: each head has a learned score that every row has besides.
+    `dropout` is the probability with which a weight is dropped (`dropout.py`), 0 or from 0.0001 to 0.9999.
     """
 
     batch: int
@@ -38,6 +39,7 @@ class Shape:
     value_dim: int = 0
     window: int = 0
     sinks: bool = False
+    dropout: float = 0.0
 
     @property
     def width(self) -> int:
@@ -48,6 +50,7 @@ class Shape:
     def features(self) -> tuple[str, ...]:
         """What an implementation must compute for it beside plain attention."""
         has = {VALUE_WIDTH: self.width != self.head_dim, WINDOW: self.window > 0, SINKS: self.sinks}
+        has[DROPOUT] = self.dropout > 0
         return tuple(name for name, needed in has.items() if needed)
 
     @property
@@ -63,7 +66,8 @@ class Shape:
         """The part of a case's id between the sizes and the element type."""
         width = f"v{self.value_dim}-" if self.width != self.head_dim else ""
         window = f"-w{self.window}" if self.window else ""
-        return f"{width}{'causal' if self.causal else 'full'}{window}{'-sinks' if self.sinks else ''}"
+        dropout = f"-p{self.dropout}" if self.dropout else ""
+        return f"{width}{'causal' if self.causal else 'full'}{window}{'-sinks' if self.sinks else ''}{dropout}"
 
 
 def pairs_under_mask(rows: int, keys: int) -> int:

@@ -87,7 +87,7 @@ def stepwise_output(
         group = h * k.shape[1] // q.shape[1]
         scores = (q[b, h] @ k[b, group].T) * (q.shape[-1] ** -0.5 if scale is None else scale)
         scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
-        out[b, h] = terms.weights(scores, h)[0] @ v[b, group]
+        out[b, h] = terms.drop(terms.weights(scores, h)[0], b * q.shape[1] + h, 0) @ v[b, group]
     return out
 
 

@@ -140,10 +140,11 @@ def stepwise_gradients(
             scores = (own_q @ own_k.T) * scale
             scores = scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
             weights, of_sink = terms.weights(scores, h)
-            of_weights = slope @ own_v.T
+            counted = b * q.shape[1] + h
+            of_weights = terms.drop(slope @ own_v.T, counted, 0)
             mean = (weights * of_weights).sum(-1, keepdim=True)
             of_scores = weights * (of_weights - mean)
-            dv[b, h // group] += weights.T @ slope
+            dv[b, h // group] += terms.drop(weights, counted, 0).T @ slope
             dk[b, h // group] += (of_scores.T @ own_q) * scale
             dq[b, h] = (of_scores @ own_k) * scale
             if dsinks is not None and of_sink is not None:

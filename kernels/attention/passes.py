@@ -29,6 +29,7 @@ def bind_output(case: Case, inputs: Inputs, engine: Any, lse: torch.Tensor | Non
     out = q.new_full((*q.shape[:-1], s.width), torch.nan)
     window = (s.window - 1, 0) if s.window else None
     terms: Any = {"causal": s.causal, "window": window, "lse": lse, "sinks": inputs.sinks, "engine": engine}
+    terms |= {"dropout_p": s.dropout, "dropout_seed": inputs.seed}
     return bind_attention(q, inputs.k, inputs.v, out, **terms), out
 
 
@@ -54,9 +55,9 @@ def our_call(case: Case, inputs: Inputs, engine: Any) -> Call:
     forward, out = bind_output(case, inputs, engine, lse)
     forward()
     gradients = (torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, torch.nan))
-    tensors = {"q": q, "k": k, "v": v}
+    tensors = {"q": q, "k": k, "v": v} | ({} if inputs.seed is None else {"seed": inputs.seed})
     deterministic = torch.are_deterministic_algorithms_enabled()
-    options = Options(s.causal, window=(s.window - 1, 0) if s.window else None)
+    options = Options(s.causal, window=(s.window - 1, 0) if s.window else None, dropout=s.dropout)
     bound = bind_backward(
         tensors, out, lse, inputs.slope, gradients, options, engine=engine, deterministic=deterministic
     )

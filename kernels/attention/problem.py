@@ -9,6 +9,7 @@ import torch
 from kernels.attention import correctness
 from kernels.attention.case import Case, Shape
 from kernels.attention.correctness import Yardstick
+from kernels.attention.dropout import Dropout
 from kernels.attention.gradient_gate import GradientYardstick, gradient_yardstick
 from kernels.attention.interface import DTYPES
 from kernels.attention.reference import Terms
@@ -19,13 +20,15 @@ SMOKE = Shape(batch=1, heads=4, kv_heads=2, seq_q=65, seq_k=65, head_dim=64, cau
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """q [B, H, S_q, D], k [B, H_kv, S_k, D] and v [B, H_kv, S_k, D_v], in the dtype of the case; for a backward pass
-    also the gradient of the output; sinks, float32 [H], if the case has them."""
+    also the gradient of the output; sinks, float32 [H], if the case has them; and for dropout a seed and an offset,
+    int64 [2]."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     dout: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    seed: torch.Tensor | None = None
 
     @property
     def slope(self) -> torch.Tensor:
@@ -57,12 +60,15 @@ class AttentionProblem:
         q, k = draw(s.heads, s.seq_q, s.head_dim), draw(s.kv_heads, s.seq_k, s.head_dim)
         v = draw(s.kv_heads, s.seq_k, s.width)
         dout = None if case.direction == "forward" else draw(s.heads, s.seq_q, s.width)
-        return Inputs(q, k, v, dout, numbers(s.heads) if s.sinks else None)
+        sinks, seed = numbers(s.heads) if s.sinks else None, None
+        if s.dropout:
+            seed = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator, device=generator.device)
+        return Inputs(q, k, v, dout, sinks, seed)
 
     def copied(self, inputs: Inputs) -> Inputs:
         """A copy of the inputs in new memory."""
-        dout, sinks = (None if x is None else x.clone() for x in (inputs.dout, inputs.sinks))
-        return Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), dout, sinks)
+        optional = (None if x is None else x.clone() for x in (inputs.dout, inputs.sinks, inputs.seed))
+        return Inputs(inputs.q.clone(), inputs.k.clone(), inputs.v.clone(), *optional)
 
     def set_bytes(self, case: Case, inputs: Inputs) -> int:  # noqa: ARG002  (other workloads need them)
         """The bytes of q, k, v and the output; for a backward pass also of the gradient of each."""
@@ -72,7 +78,8 @@ class AttentionProblem:
 
     def yardstick(self, case: Case, inputs: Inputs, max_abs_error: float) -> Yardstick | GradientYardstick:
         """The exact answer in float64, and limits from PyTorch's own error; of gradients, from that of the formula."""
-        causal, terms = case.shape.causal, Terms(case.shape.window, inputs.sinks)
+        dropout = None if inputs.seed is None else Dropout(case.shape.dropout, *inputs.seed.tolist())
+        causal, terms = case.shape.causal, Terms(case.shape.window, inputs.sinks, dropout)
         if case.direction != "forward":
             return gradient_yardstick(
                 inputs.q,

@@ -9,6 +9,8 @@ from itertools import product
 
 import torch
 
+from kernels.attention.dropout import Dropout
+
 CHUNK_ELEMENTS = 1 << 24
 """The most scores in memory at once, in elements of 8 bytes. It limits the memory for long sequences to a few hundred
 MB."""
@@ -25,15 +27,16 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a case may have beside Q, K, V and a causal mask: a `window`, how many of the last keys a row sees, 0 for
-    all; and `sinks` [H], a score for each head that takes its share of the weights and has no value."""
+    all; `sinks` [H], a score for each head that takes its share of the weights and has no value; and `dropout`."""
 
     window: int = 0
     sinks: torch.Tensor | None = None
+    dropout: Dropout | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it has none of them."""
-        return self.window == 0 and self.sinks is None
+        return self.window == 0 and self.sinks is None and self.dropout is None
 
     def hidden(self, position: torch.Tensor, seq_k: int, causal: bool) -> torch.Tensor | None:
         """Which keys the rows at these positions do not see, [rows, S_k]; None if they see all."""
@@ -49,6 +52,13 @@ class Terms:
         column = self.sinks[head].to(scores.dtype).expand(scores.shape[0], 1)
         weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)
         return weights[:, :-1], weights[:, -1]
+
+    def drop(self, x: torch.Tensor, head: int, first_row: int) -> torch.Tensor:
+        """Weights or their gradients [rows, S_k] after dropout, of a head that is counted over all batches."""
+        if self.dropout is None:
+            return x
+        rows, keys = torch.arange(x.shape[0], device=x.device), torch.arange(x.shape[1], device=x.device)
+        return x * self.dropout.kept(head, rows + first_row, keys).to(x.dtype) * self.dropout.scale
 
 
 PLAIN = Terms()
@@ -70,7 +80,8 @@ def attention(
     for part in _parts(q, k, v, causal, _factor(q, scale), (terms, chunk_elements)):
         sums = torch.logsumexp(part.scores, dim=-1)
         lse[part.place] = sums if terms.sinks is None else torch.logaddexp(sums, terms.sinks[part.place[1]].double())
-        out[part.place] = terms.weights(part.scores, part.place[1])[0] @ part.v
+        weights, _ = terms.weights(part.scores, part.place[1])
+        out[part.place] = terms.drop(weights, *part.counted(q)) @ part.v
     return Reference(out, lse)
 
 
@@ -101,12 +112,12 @@ def attention_backward(
     for part in _parts(q, k, v, causal, factor, (terms, chunk_elements)):
         slope, head = dout[part.place].double(), part.place[1]
         weights, of_sink = terms.weights(part.scores, head)
-        of_weights = slope @ part.v.T
+        of_weights = terms.drop(slope @ part.v.T, *part.counted(q))
         mean = (weights * of_weights).sum(-1, keepdim=True)
         of_scores = weights * (of_weights - mean)
         if dsinks is not None and of_sink is not None:
             dsinks[head] -= of_sink @ mean[:, 0]
-        dv[part.group] += weights.T @ slope
+        dv[part.group] += terms.drop(weights, *part.counted(q)).T @ slope
         dk[part.group] += factor * (of_scores.T @ part.q)
         dq[part.place] = factor * (of_scores @ part.k)
     return Gradients(dq, dk, dv, dsinks)
@@ -124,6 +135,11 @@ class _Part:
     v: torch.Tensor
     scores: torch.Tensor
     """factor * Q K^T [rows, S_k], -inf where a key is hidden."""
+
+    def counted(self, q: torch.Tensor) -> tuple[int, int]:
+        """The head, counted over all batches, and the first row."""
+        batch, head, rows = self.place
+        return batch * q.shape[1] + head, rows.start
 
 
 def _factor(q: torch.Tensor, scale: float | None) -> float:

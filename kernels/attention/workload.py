@@ -8,7 +8,15 @@ from typing import Any
 
 from kernels.attention.case import CASE_ID, DTYPE_NAMES, PASSES, Case, Shape
 from kernels.attention.registry import REGISTRY
-from kernels.harness.reading import BadSpec, read_integer, read_name, read_names, read_object, shorten_value
+from kernels.harness.reading import (
+    BadSpec,
+    read_integer,
+    read_name,
+    read_names,
+    read_object,
+    read_positive,
+    shorten_value,
+)
 from kernels.harness.workload import Implementation, Problem, Site, Unavailable
 
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
@@ -62,7 +70,7 @@ class Attention:
 
 def parse_shape(data: object, where: str) -> Shape:
     """One complete shape, without default values. Raises `BadSpec`."""
-    given = read_object(data, where, (*SIZES, "causal"), ("pass", *MORE_SIZES, "sinks"))
+    given = read_object(data, where, (*SIZES, "causal"), ("pass", *MORE_SIZES, "sinks", "dropout"))
     sizes = {key: read_integer(given[key], f"{where}.{key}", 1) for key in (*SIZES, *MORE_SIZES) if key in given}
     if not isinstance(given["causal"], bool):
         raise BadSpec(f"{where}.causal must be true or false, not {shorten_value(given['causal'])}")
@@ -72,7 +80,10 @@ def parse_shape(data: object, where: str) -> Shape:
         raise BadSpec(f"{where}.window is the last keys that a row sees of a causal shape; causal is false")
     if not isinstance(given.get("sinks", False), bool):
         raise BadSpec(f"{where}.sinks must be true or false, not {shorten_value(given['sinks'])}")
-    return Shape(**sizes, causal=given["causal"], sinks=given.get("sinks", False))
+    dropout = given.get("dropout", 0.0)
+    if dropout != 0.0 and not 0.0001 <= read_positive(dropout, f"{where}.dropout") <= 0.9999:
+        raise BadSpec(f"{where}.dropout must be 0 or from 0.0001 to 0.9999, not {shorten_value(dropout)}")
+    return Shape(**sizes, causal=given["causal"], sinks=given.get("sinks", False), dropout=float(dropout))
 
 
 def parse_direction(data: Mapping[str, Any], where: str) -> str:

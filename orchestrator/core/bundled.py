@@ -22,7 +22,7 @@ MOVED: Final = {"forward": 1, "backward": 2, "both": 2}
 """How often a call reads or writes a tensor like Q, K, V or the output at least."""
 NAMED: Final = re.compile(
     r"b\d+-h\d+-kv\d+-q\d+-k\d+-d\d+(?:-v(?P<value_dim>\d+))?-(?:causal|full)(?:-w(?P<window>\d+))?"
-    rf"(?:-(?P<sinks>sinks))?-[a-z0-9]+(?:-(?P<{AXIS}>backward|both))?"
+    rf"(?:-(?P<sinks>sinks))?(?:-p(?P<dropout>0\.\d+))?-[a-z0-9]+(?:-(?P<{AXIS}>backward|both))?"
 )
 
 
@@ -87,7 +87,7 @@ Positive = Annotated[int, Field(ge=1)]
 class Shape(StrictModel):
     """One attention problem. Q is (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_k, head_dim).
     `pass` says what is computed: the output, its gradients, or both. V may be `value_dim` wide instead; with a `window`
-    a row of a causal shape sees its last so many keys; `sinks` are a learned score for each head."""
+    a row of a causal shape sees its last so many keys; `sinks` are scores of heads; `dropout` is a probability."""
 
     batch: Positive
     heads: Positive
@@ -100,6 +100,7 @@ class Shape(StrictModel):
     value_dim: Positive | None = None
     window: Positive | None = None
     sinks: bool = False
+    dropout: Annotated[float, Field(ge=0.0001, le=0.9999)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -132,6 +133,7 @@ class Shape(StrictModel):
         sizes = f"b{self.batch}-h{self.heads}-kv{self.kv_heads}-q{self.seq_q}-k{self.seq_k}-d{self.head_dim}"
         sizes += f"-v{self.value_dim}" if self.value_dim else ""
         mask += (f"-w{self.window}" if self.window else "") + ("-sinks" if self.sinks else "")
+        mask += f"-p{self.dropout}" if self.dropout else ""
         return f"{sizes}-{mask}-{dtype}" + ("" if self.direction == FORWARD else f"-{self.direction}")
 
     @model_serializer(mode="wrap")
@@ -139,7 +141,8 @@ class Shape(StrictModel):
         """The shape as a dictionary, without the fields after `causal` that have defaults: older readers know none."""
         fields: dict[str, Any] = serialize(self)
         direction = fields.pop("direction", None) or fields.pop(AXIS)
-        fields = {key: value for key, value in fields.items() if value or key not in ("value_dim", "window", "sinks")}
+        unset = {key for key in ("value_dim", "window", "sinks", "dropout") if not fields[key]}
+        fields = {key: value for key, value in fields.items() if key not in unset}
         return fields if direction == FORWARD else {**fields, AXIS: direction}
 
 

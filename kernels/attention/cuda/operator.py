@@ -24,9 +24,10 @@ from kernels.attention.cuda.calls.native_plans import Native
 from kernels.attention.cuda.calls.quick import Answer, Options, Quick, lse_shape
 from kernels.attention.cuda.calls.registered import as_operator, register_operators
 from kernels.attention.cuda.plan import inputs
-from kernels.attention.cuda.plan.posing import Window, output_like, softcap_of, window_of
+from kernels.attention.cuda.plan.posing import NEEDS_SEED, Window, dropout_of, output_like, softcap_of, window_of
 from kernels.attention.cuda.run.engine import Engine, default_cache, engine_of, engines
 from kernels.attention.cuda.run.launching import Buffers
+from kernels.attention.dropout import least_word
 
 __all__ = ["attention", "bind_attention", "call_engine", "quick"]
 
@@ -77,6 +78,8 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    dropout_seed: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
@@ -84,39 +87,43 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     """softmax(scale Q K^T + mask) V, accumulated in float32.
 
     q is [B, H, S_q, D], k [B, H_kv, S_k, D] and v [B, H_kv, S_k, D_v], float16 or bfloat16, D and D_v at most 512 (on
-    Hopper 576 without a gradient), any strides but a contiguous last dimension; H is a multiple of H_kv, and head h of
-    Q reads head h // (H / H_kv) of K and V. `scale` is any finite number, 1/sqrt(D) unless told otherwise. `causal`
-    hides key j from query i when j > i (`top-left`, as in PyTorch) or when j > i + S_k - S_q (`bottom-right`); `window`
-    (left, right) hides it when j < i - left or j > i + right, aligned likewise, None or -1 being no limit. `softcap`
-    c > 0 makes a scaled score x c tanh(x / c) before anything is added. `alibi_slopes`, float32 [H] or [B, H], lower it
-    by slope |i - j|, with i + S_k - S_q in place of i if aligned `bottom-right`. `attn_mask` broadcasts to
-    [B, H, S_q, S_k]: boolean, True where a key is seen, or a number to add to the scaled score, float32 or like q. A
-    key is seen if nothing hides it. `sinks`, float32 [H], are a score for each head that every row has besides, with no
-    value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with log-sum-exp -inf, or its
-    sink. With `batch_invariant` the bits of a row and of its gradients depend on nothing but the row, its keys and the
-    kernel, which is chosen without regard to the batch; for gradients, on nothing but its sequence. With `k_scale` and
-    `v_scale` k and v are float8_e4m3fn, as for `attention_paged`. `out`, if given, is like q but as wide as v, shares
-    memory with no input, and is returned.
+    Hopper 576 without a gradient), any strides but a contiguous last dimension; head h of Q reads head h // (H / H_kv)
+    of K and V. `scale` is any finite number, by default 1/sqrt(D). `causal` hides key j from query i when j > i
+    (`top-left`, as in PyTorch) or j > i + S_k - S_q (`bottom-right`); `window` (left, right) hides it when j < i - left
+    or j > i + right, aligned likewise; None or -1 is no limit. `softcap` c > 0 makes a scaled score x c tanh(x / c)
+    before anything is added. `alibi_slopes`, float32 [H] or [B, H], lower it by slope |i - j|, with i + S_k - S_q for i
+    if aligned `bottom-right`. `attn_mask` broadcasts to [B, H, S_q, S_k]: boolean, True where a key is seen, or a
+    number to add to the scaled score, float32 or like q. `sinks`, float32 [H], are a score for each head that every row
+    has besides, with no value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with
+    log-sum-exp -inf, or its sink. With `batch_invariant` the bits of a row depend on nothing but the row, its keys and
+    the kernel, which is chosen without regard to the batch; its gradients' on nothing but its sequence. `k_scale` and
+    `v_scale` are for k and v of float8_e4m3fn, as in `attention_paged`. Weights are dropped with probability
+    `dropout_p`: a function of `dropout_seed` (int64 [2] on the device, a seed and an offset), batch, head, query and
+    key. `out` is like q but as wide as v, and shares memory with no input.
 
-    Returns the output, and with `return_lse` also log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for
-    q, k, v, sinks and a mask that is added; slopes that want one, or a second derivative, are refused, and so is any
-    gradient with `out` or `engine`. Under torch.compile it becomes the operator spotbench::attention or
-    attention_shaped. Raises `Unsupported`, ValueError, TypeError; never computes by other means.
+    Returns the output, and with `return_lse` log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for q, k,
+    v, sinks and an added mask, once, without `out` and `engine`. Raises `Unsupported`, ValueError or TypeError.
     """
-    more = {"slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
-    shaped = softcap != 0.0 or any(x is not None for x in more.values()) or batch_invariant
+    more = {"slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale, "seed": dropout_seed}
+    shaped = softcap != 0.0 or any(x is not None for x in more.values()) or batch_invariant or dropout_p != 0.0
     plain = window is None and attn_mask is None and out is None and engine is None and not shaped
     if plain and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": attn_mask, **more, "out": out}
-    terms = causal, scale, causal_alignment, return_lse, window_of(window)
-    return call_given(given, Options(*terms, softcap=softcap, invariant=batch_invariant), engine)
+    options = Options(causal, scale, causal_alignment, return_lse, window_of(window), softcap=softcap)
+    options = options._replace(invariant=batch_invariant, dropout=dropout_p)
+    return call_given({"q": q, "k": k, "v": v, "mask": attn_mask, **more, "out": out}, options, engine)
 
 
 def call_given(given: Mapping[str, torch.Tensor | None], options: Options, engine: Engine | None) -> Answer:
-    """Computes a call of the tensors that are not None. With sinks the log-sum-exps are computed in any case."""
+    """Computes a call of the tensors that are not None. With sinks the log-sum-exps are computed in any case. A call
+    that drops nothing is one without dropout."""
     tensors = {name: x for name, x in given.items() if x is not None}
     wants_sums = options.return_lse
+    if not least_word(dropout_of(options.dropout)):
+        tensors.pop("seed", None)
+        options = options._replace(dropout=0.0)
+    elif "seed" not in tensors:
+        raise ValueError(NEEDS_SEED)
     options = options._replace(names=tuple(tensors), softcap=softcap_of(options.softcap))
     options = options._replace(return_lse=wants_sums or "sinks" in tensors)
     answer = call_engine(tuple(tensors.values()), options, engine)

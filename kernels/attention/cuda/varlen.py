@@ -35,6 +35,8 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    dropout_seed: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     engine: Engine | None = None,
@@ -49,8 +51,7 @@ def attention_varlen(  # noqa: PLR0913 - as flash-attn has them
     """
     longest = longest_of("max_seqlen_q", max_seqlen_q), longest_of("max_seqlen_k", max_seqlen_k)
     given = dict(zip(PACKED, (q, k, v, cu_seqlens_q, cu_seqlens_k), strict=True))
-    shape_options = {"slopes": alibi_slopes, "sinks": sinks, "out": out}
-    options = Options(
-        causal, scale, causal_alignment, return_lse, window_of(window), PACKED, longest, softcap, batch_invariant
-    )
+    shape_options = {"slopes": alibi_slopes, "sinks": sinks, "seed": dropout_seed, "out": out}
+    terms = causal, scale, causal_alignment, return_lse, window_of(window)
+    options = Options(*terms, PACKED, longest, softcap, batch_invariant, dropout_p)
     return call_given({**given, **shape_options}, options, engine)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels.attention.dropout import Dropout
 from tests.kernels.cuda.exactly import Window, limits, seen_keys
 
 
@@ -25,6 +26,8 @@ class Shaped:
     slopes: bool = False
     sinks: bool = False
     mask: str | None = None
+    dropout: float = 0.0
+    seed: tuple[int, int] = (2**63 - 1, 1 << 40)
     device: str = "cpu"
 
     def draw(self) -> dict[str, torch.Tensor]:
@@ -44,7 +47,17 @@ class Shaped:
             made["alibi_slopes"] = torch.rand(batch, heads, generator=generator).to(self.device) * 0.3
         if self.sinks:
             made["sinks"] = torch.randn(heads, generator=generator).to(self.device)
+        if self.dropout:
+            made["dropout_seed"] = torch.tensor(self.seed, device=self.device)
         return made
+
+    def kept(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What dropout multiplies each weight by, [B, H, rows, keys]."""
+        q, k = given["q"], given["k"]
+        dropout = Dropout(self.dropout, *self.seed)
+        rows, keys = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
+        heads = [dropout.kept(head, rows, keys) for head in range(q.shape[0] * q.shape[1])]
+        return torch.stack(heads).unflatten(0, q.shape[:2]).double() * dropout.scale
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,6 +67,7 @@ class Shaped:
             "causal_alignment": self.alignment,
             "window": self.window,
             "softcap": self.softcap,
+            "dropout_p": self.dropout,
         }
 
     def slope(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -92,7 +106,9 @@ class Shaped:
             all_scores = torch.cat([scores, sink], -1)
         sums = torch.logsumexp(all_scores, -1)
         finite = sums.masked_fill(sums == -math.inf, 0.0)
-        out = torch.exp(scores - finite[..., None]) @ v.repeat_interleave(group, 1)
+        weights = torch.exp(scores - finite[..., None])
+        weights = weights * self.kept(given) if self.dropout else weights
+        out = weights @ v.repeat_interleave(group, 1)
         if dout is None:
             return out.detach(), sums.detach(), {}
         total = (out * dout.double()).sum()
@@ -115,6 +131,12 @@ WIDER_VALUES = Shaped((1, 2, 2, 33, 50, 40, 72), torch.float16, softcap=1.0)
 ODD = Shaped((1, 2, 1, 33, 50, 37, 91), torch.float16, slopes=True, causal=True)
 WIDEST = Shaped((1, 2, 1, 33, 50, 512, 512), causal=True)
 ABSORBED = Shaped((1, 16, 1, 3, 70, 576, 512), causal=True, alignment="bottom-right")
+DROPOUT = Shaped((2, 4, 2, 65, 65, 64, 64), causal=True, dropout=0.3)
+DROPOUT_AND_ALL = Shaped(
+    (2, 4, 1, 40, 90, 128, 128), softcap=3.0, slopes=True, sinks=True, window=(30, 10), mask="float32", dropout=0.6
+)
+DROPOUT_OF_ODD = Shaped((1, 2, 1, 33, 50, 37, 91), torch.float16, causal=True, dropout=0.2)
+DROPOUT_OF_256 = Shaped((1, 2, 2, 20, 70, 256, 256), mask="bool", dropout=0.5)
 CASES = {
     "capped": CAPPED,
     "alibi": ALIBI,
@@ -125,4 +147,8 @@ CASES = {
     "odd-widths": ODD,
     "512": WIDEST,
     "576-and-512": ABSORBED,
+    "dropout": DROPOUT,
+    "dropout-and-all": DROPOUT_AND_ALL,
+    "dropout-of-odd-widths": DROPOUT_OF_ODD,
+    "dropout-of-256": DROPOUT_OF_256,
 }

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import torch
 
+from kernels.attention.cuda.backward.kernels import DroppingBackwardParameters
+from kernels.attention.cuda.plan.parameters import DroppingParameters, fields_of
 from kernels.attention.cuda.plan.variants import SOURCE, Entry
 from kernels.attention.cuda.run.launching import Step
 from tests.kernels.cuda.compiled import answered, compiled, table
+
+LARGER = {"DroppingParams": DroppingParameters, "DroppingBackwardParams": DroppingBackwardParameters}
+"""The types of parameters with dropout, from which kernels without it take what they know."""
 
 
 @dataclass
@@ -42,7 +47,7 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 
 def places_of_pointers(parameters: type) -> list[int]:
     """Where in a structure of parameters the pointers are, in bytes."""
-    names = [name for name, kind in parameters._fields_ if kind is ctypes.c_void_p]  # type: ignore[attr-defined]
+    names = [name for name, kind in fields_of(parameters) if kind is ctypes.c_void_p]
     return [getattr(parameters, name).offset for name in names]
 
 
@@ -60,6 +65,8 @@ class Program:
 
     path: Path
     entries: tuple[Entry, ...]
+    size: int = 0
+    """Of the parameters, if they may be larger than those of the launches."""
 
     def run(
         self,
@@ -72,7 +79,8 @@ class Program:
     ) -> None:
         """Launch the steps; `tensors`, all that their arguments point to, are changed in place as the kernels do."""
         spans = [span(tensor) for tensor in tensors]
-        pointers = places_of_pointers(type(steps[0].arguments[0]))
+        largest = max((type(step.arguments[0]) for step in steps), key=ctypes.sizeof)
+        pointers = places_of_pointers(largest)
         data = [struct.pack("5i", len(spans), len(steps), len(pointers), eager, reverse)]
         data += [struct.pack("Qq", one.data_ptr(), one.numel()) for one in spans]
         data += [one.numpy().tobytes() for one in spans]
@@ -81,7 +89,7 @@ class Program:
         for step in steps:
             index = names.index(step.entry.name)
             data.append(struct.pack("5i", index, step.entry.shared_bytes, *step.grid))
-            data.append(ctypes.string_at(ctypes.addressof(step.arguments[0]), ctypes.sizeof(step.arguments[0])))
+            data.append(bytes(step.arguments[0]).ljust(self.size or ctypes.sizeof(largest), b"\0"))
         fill(spans, answered(self.path, b"".join(data), scratch))
 
 
@@ -100,4 +108,4 @@ def compile_program(
     text = "".join(entry.source for entry in entries)
     text += table(parameters, ((f"{entry.name}(p)", entry.threads) for entry in entries))
     program = compiled(text, "ways", arch, folder, source=source, flags=flags, races=races)
-    return Program(program, tuple(entries))
+    return Program(program, tuple(entries), ctypes.sizeof(LARGER[parameters]) if parameters in LARGER else 0)

@@ -23,12 +23,13 @@ from kernels.attention.cuda.backward.few import MAPS, FewBackwardKernel
 from kernels.attention.cuda.backward.kernels import (
     BackwardParameters,
     ConvertKernel,
+    DroppingBackwardParameters,
     HopperBackwardKernel,
     PairKernel,
     PrepareKernel,
 )
 from kernels.attention.cuda.backward.small import SmallBackwardKernel
-from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameters
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import CHIPS, Entry
 from kernels.attention.cuda.run.counters import Counters
@@ -169,6 +170,9 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, FewBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * len(MAPS) + [ctypes.sizeof(BackwardParameters)]
+    if getattr(entry, "drops", False):
+        backward = isinstance(entry, PairKernel)
+        return [ctypes.sizeof(DroppingBackwardParameters if backward else DroppingParameters)]
     portable = PairKernel | PrepareKernel | SmallBackwardKernel | SummingKernel
     if isinstance(entry, portable | ConvertKernel | AmpereConvertKernel):
         return [ctypes.sizeof(BackwardParameters)]

@@ -21,6 +21,7 @@ from kernels.attention.cuda.backward.few import FewBackwardKernel, every_few_ker
 from kernels.attention.cuda.backward.kernels import (
     HopperBackwardKernel,
     every_backward_kernel,
+    every_dropping_backward_kernel,
     every_shaped_backward_kernel,
     pair_kernel,
 )
@@ -230,6 +231,7 @@ def test_every_kernel_passes_its_gates(architecture: str, compiler: Compiler, ca
     ]
     entries += [*every_small_kernel(chip), *every_ampere_kernel(chip), *every_turing_kernel(chip)]
     entries += [*general.every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)]
+    entries += [*general.every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
     entries += [] if architecture == "sm_75" else small_table(chip)
     few = [*every_few_kernel(), *small_hopper_table(chip)] if architecture == "sm_90" else []

@@ -53,7 +53,7 @@ def bias(
 ) -> torch.Tensor:
     """The gradient of a mask by the reference."""
     del lse
-    q, k, v, mask, _, causal, scale, alignment, left, right, _ = given
+    q, k, v, mask, _, causal, scale, alignment, left, right, *_ = given
     weights, _ = weights_of(q, k, scale, Options(causal, scale, alignment, window=(left, right)), mask)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse)
     slopes: torch.Tensor = weights * (dout @ v.repeat_interleave(q.shape[1] // k.shape[1], 1).mT - delta[..., None])

@@ -17,7 +17,6 @@ from kernels.attention.cuda.plan.posing import Shaping, problem_of, tensor_layou
 from kernels.attention.cuda.plan.variants import CHIPS, Combine, SinksKernel, wide_padded
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import WithSinks
-from tests.kernels.cuda.backward_runner import compile_backward
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import ERROR
 from tests.kernels.cuda.shaped import CASES, MLA, Shaped, relative
@@ -31,7 +30,8 @@ DIFFERENTIABLE = {name: case for name, case in CASES.items() if name != "576-and
 
 
 def posed(case: Shaped, given: dict[str, torch.Tensor], out: torch.Tensor) -> Problem:
-    shaping = Shaping(case.softcap, given.get("alibi_slopes"), given.get("sinks"))
+    dropout = {"dropout": case.dropout, "seed": given.get("dropout_seed")}
+    shaping = Shaping(case.softcap, given.get("alibi_slopes"), given.get("sinks"), **dropout)  # type: ignore[arg-type]
     return problem_of(
         *(given[name] for name in "qkv"), out, causal=case.causal, alignment=case.alignment, window=case.window,
         mask=given.get("attn_mask"), shaping=shaping,
@@ -48,7 +48,8 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Program:
     problems = [posed(case, given := case.draw(), poisoned(given)[0]) for case in CASES.values()]
     kernels = [plan_general(problem, MACHINE).kernel for problem in problems]
     joins = [kind(dtype) for kind in (Combine, SinksKernel) for dtype in ("float16", "bfloat16")]
-    return compile_program(list(dict.fromkeys([*kernels, *joins])), 800, tmp_path_factory.mktemp("shaped"))
+    entries = list(dict.fromkeys([*kernels, *joins]))
+    return compile_program(entries, 800, tmp_path_factory.mktemp("shaped"), parameters="DroppingParams")
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -79,11 +80,14 @@ def backward(tmp_path_factory: pytest.TempPathFactory) -> Program:
         dtype = "bfloat16" if case.dtype == torch.bfloat16 else "float16"
         width, value_width = case.sizes[5:]
         vector, mask = width % 8 == 0 == value_width % 8, {"float32": "float32", "bool": "bool", None: None}[case.mask]
-        size, shaped = wide_padded(max(width, value_width)), bool(case.softcap or case.slopes) or width != value_width
+        size, drops = wide_padded(max(width, value_width)), case.dropout > 0
+        shaped = drops or bool(case.softcap or case.slopes) or width != value_width
         options = {"vector": vector, "mask": mask, "shaped": shaped or size > 256}
-        entries += [pair_kernel(HOPPER, dtype, size, keys=keys, **options) for keys in (True, False)]  # type: ignore[arg-type]
+        pair = [pair_kernel(HOPPER, dtype, size, keys=keys, **options) for keys in (True, False)]  # type: ignore[arg-type]
+        entries += [replace(kernel, drops=drops) for kernel in pair]
         entries += [PrepareKernel(dtype, wide_padded(value_width), vector, False), SinksBackwardKernel(dtype, vector)]
-    return compile_backward(list(dict.fromkeys(entries)), 800, tmp_path_factory.mktemp("shaped"))  # type: ignore[arg-type]
+    made, folder = list(dict.fromkeys(entries)), tmp_path_factory.mktemp("shaped")
+    return compile_program(made, 800, folder, parameters="DroppingBackwardParams")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)

@@ -239,7 +239,7 @@ my.yaml:20: correctness.grid.shapes[0]: heads (3) is not a multiple of kv_heads 
 my.yaml:21: correctness.grid.shapes[1].batch: must be at least 1, not 0
 my.yaml:21: correctness.grid.shapes[1].seq_k: required
 my.yaml:21: correctness.grid.shapes[1].seq_q: required
-my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass, value_dim, window, sinks
+my.yaml:21: correctness.grid.shapes[1].sq: unknown key; did you mean 'seq_q'? valid: batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, pass, value_dim, window, sinks, dropout
 my.yaml:22: alerts.command: expected text, got 3
 my.yaml:22: alerts.webhook: 'hooks.example.com' is not valid; expected ^https?://
 my.yaml:23: environment.allow_install: expected true or false, got 'perhaps'
@@ -537,7 +537,9 @@ shapes = st.builds(
     *[size] * 6,
     st.booleans(),
     st.sampled_from(("forward", "backward", "both")),
-    st.fixed_dictionaries({}, optional={"value_dim": size, "window": size, "sinks": st.booleans()}),
+    st.fixed_dictionaries(
+        {}, optional={"value_dim": size, "window": size, "sinks": st.booleans(), "dropout": st.floats(0.0001, 0.9999)}
+    ),
 )
 grids = st.builds(
     Grid,
@@ -611,6 +613,8 @@ def test_a_preset_of_nvidias_is_planned_and_explained(gpu: str, name: str) -> No
         ({"window": 0, "causal": True}, "window: must be at least 1, not 0"),
         ({"value_dim": 0}, "value_dim: must be at least 1, not 0"),
         ({"sinks": 2}, "sinks: expected true or false"),
+        ({"dropout": 1.0}, "dropout: must be at most 0.9999, not 1.0"),
+        ({"dropout": 1e-5}, "dropout: must be at least 0.0001, not 1e-05"),
     ],
 )
 def test_what_a_shape_cannot_have_is_refused_with_its_key(changes: dict[str, Any], refusal: str) -> None:

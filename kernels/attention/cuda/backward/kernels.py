@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.parameters import DROPOUT_FIELDS, Divisor
 from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT, WIDE_HEAD_DIMS, Chip
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.general import MASK_SHORT, MASK_TYPES
@@ -69,14 +69,24 @@ class BackwardParameters(ctypes.Structure):
     ]
 
 
-def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int = 1) -> str:
+class DroppingBackwardParameters(BackwardParameters):
+    """`DroppingBackwardParams` of `source/backward/pair.cuh`."""
+
+    _fields_ = DROPOUT_FIELDS
+
+
+def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int = 1, drops: bool = False) -> str:
     """A translation unit with one kernel, which refuses to compile if the two sides disagree about the parameters.
-    `blocks`: how many of them an SM is to have registers for at least."""
+    `blocks`: how many of them an SM is to have registers for at least. `drops`: the parameters are those with
+    dropout."""
+    kind, size = ("BackwardParams", BackwardParameters)
+    if drops:
+        kind, size = ("DroppingBackwardParams", DroppingBackwardParameters)
     return (
         f'#include "backward/{header}.cuh"\n'
         f'extern "C" __global__ void __launch_bounds__({threads}, {blocks})\n'
-        f"{name}(const __grid_constant__ BackwardParams p) {{\n  {call}(p);\n}}\n"
-        f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
+        f"{name}(const __grid_constant__ {kind} p) {{\n  {call}(p);\n}}\n"
+        f'static_assert(sizeof({kind}) == {ctypes.sizeof(size)}, "parameters differ");\n'
     )
 
 
@@ -153,11 +163,13 @@ class PairKernel:
     shaped: bool = False
     bias: bool = False
     """It computes the gradient of the mask instead."""
+    drops: bool = False
+    """It has dropout; its scores are shaped too."""
 
     def of_bias(self) -> PairKernel:
         """Return the kernel with this tile for the gradient of the mask, which has fewer registers for wide rows that
-        are read element by element."""
-        wide = self.head_dim >= 256 and not self.vector
+        are read element by element, or with dropout."""
+        wide = self.head_dim >= 256 and (self.drops or not self.vector)
         return replace(self, bias=True, columns=min(self.columns, 16) if wide else self.columns)
 
     @property
@@ -165,7 +177,7 @@ class PairKernel:
         """E.g. `backward_keys_bf16_d128_free_vector_64x16o128`: 64 rows, 16 columns; results of 128 columns a block."""
         what = "bias" if self.bias else "keys" if self.keys else "queries"
         kind = "vector" if self.vector else "scalar"
-        kind += "_shaped" if self.shaped else ""
+        kind += ("_shaped" if self.shaped else "") + ("_drops" if self.drops else "")
         mask, tile = MASK_SHORT[self.mask], f"{self.rows}x{self.columns}o{self.out_columns}"
         return f"backward_{what}_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{kind}_{tile}"
 
@@ -183,8 +195,9 @@ class PairKernel:
         config = (
             f"{C_TYPE[self.dtype]}, {numbers}, {MASK_TYPES[self.mask]}, {cpp_flag(self.keys)}, {cpp_flag(self.shaped)}"
         )
-        function, config = ("backward_bias", f"{config}, true") if self.bias else ("backward_pair", config)
-        return entry_point("pair", self.name, self.threads, f"{function}<BackwardPair<{config}>>")
+        config += f", {cpp_flag(self.bias)}, true" if self.drops else ", true" if self.bias else ""
+        function = "backward_bias" if self.bias else "backward_pair"
+        return entry_point("pair", self.name, self.threads, f"{function}<BackwardPair<{config}>>", drops=self.drops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +317,22 @@ def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackw
                 yield kernel
                 if not keys and mask in (dtype, "float32"):
                     yield kernel.of_bias()
+
+
+def has_bias_with_dropout(kernel: PairKernel) -> bool:
+    """Whether a thread has registers for the gradient of the mask with dropout: not for the widest heads read element
+    by element."""
+    return kernel.vector or kernel.head_dim <= PADDED_HEAD_DIMS[-1]
+
+
+def every_dropping_backward_kernel(chip: Chip) -> Iterator[PairKernel]:
+    """The kernels with dropout that fit a chip."""
+    for shaped in every_shaped_backward_kernel(chip):
+        if isinstance(shaped, PairKernel) and not shaped.bias:
+            kernel = replace(shaped, drops=True)
+            yield kernel
+            if not kernel.keys and kernel.mask in (kernel.dtype, "float32") and has_bias_with_dropout(kernel):
+                yield kernel.of_bias()
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import ctypes
+from dataclasses import astuple, dataclass, fields, replace
 
 from kernels.attention.cuda.backward.kernels import (
     HOPPER_KEYS,
@@ -11,11 +12,13 @@ from kernels.attention.cuda.backward.kernels import (
     SUMS_OF_BLOCK,
     BackwardParameters,
     ConvertKernel,
+    DroppingBackwardParameters,
     HopperBackwardKernel,
     Order,
     PairKernel,
     PrepareKernel,
     Strides,
+    has_bias_with_dropout,
     pair_kernel,
 )
 from kernels.attention.cuda.errors import Unsupported
@@ -196,6 +199,16 @@ def copy_parameters(parameters: BackwardParameters) -> BackwardParameters:
     return BackwardParameters.from_buffer_copy(parameters)
 
 
+def with_dropout(parameters: BackwardParameters, problem: Problem) -> BackwardParameters:
+    """The parameters as the kernels with dropout take them; others as they are."""
+    if problem.dropout is None:
+        return parameters
+    size = ctypes.sizeof(DroppingBackwardParameters)
+    made = DroppingBackwardParameters.from_buffer_copy(bytes(parameters).ljust(size, b"\0"))
+    made.seed, made.least, made.keep_scale = astuple(problem.dropout)
+    return made
+
+
 def preparing_step(
     kernel: PrepareKernel, problem: BackwardProblem, stat_rows: int, parameters: BackwardParameters
 ) -> Step:
@@ -217,6 +230,7 @@ class PairBackward:
         mask, chip = f.mask.dtype if f.mask else None, self.machine.chip
         size = wide_padded(max(f.head_dim, f.width))
         kernel = pair_kernel(chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask, shaped=f.is_shaped)
+        kernel = replace(kernel, drops=f.dropout is not None)
         if size > WIDEST_PAIR or kernel.shared_bytes > chip.shared_bytes_per_block:
             wanted = f"gradients with head dimensions {f.head_dim} of K and {f.width} of V"
             raise Unsupported(f"{wanted} need more shared memory than a block on {chip.name} chips has")
@@ -236,6 +250,9 @@ class PairBackward:
         f = problem.forward
         parameters, first = self.numbers(problem, buffers)
         kernel = self.kernel(problem, keys=False).of_bias()
+        if kernel.drops and not has_bias_with_dropout(kernel):
+            wanted = f"the gradient of a mask with dropout and {f.head_dim} columns off 16-byte boundaries"
+            raise Unsupported(f"{wanted} needs more registers than a thread has")
         parameters.dq, tiles = layout.address, -(-f.seq_q // kernel.rows)
         parameters.at_dq = Strides(layout.batch * 4, layout.head * 4, layout.row * 4)
         parameters.tiles = Divisor.of(tiles)
@@ -243,7 +260,7 @@ class PairBackward:
         columns = -(-f.seq_k // kernel.columns)
         if columns > MAX_COLUMNS or masks * tiles > MAX_BLOCKS:
             raise Unsupported(f"the gradient of {masks} masks over {f.seq_q} rows and {f.seq_k} keys: split the call")
-        return [first, Step(kernel, (masks * tiles, columns, 1), (parameters,))]
+        return [first, Step(kernel, (masks * tiles, columns, 1), (with_dropout(parameters, f),))]
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows; dK and dV; dQ. Raises `Unsupported`."""
@@ -252,7 +269,7 @@ class PairBackward:
         parameters, first = self.numbers(problem, buffers)
         steps = [first]
         for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
-            kernel, kernel_parameters = self.kernel(problem, keys=keys), copy_parameters(parameters)
+            kernel, kernel_parameters = self.kernel(problem, keys=keys), with_dropout(copy_parameters(parameters), f)
             tiles = -(-length // kernel.rows)
             kernel_parameters.tiles = Divisor.of(tiles)
             blocks = f.batch * heads * tiles

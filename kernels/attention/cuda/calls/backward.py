@@ -35,7 +35,8 @@ def problem_for(tensors: Mapping[str, torch.Tensor], out: torch.Tensor, options:
     """The forward problem that a call's tensors and options pose."""
     q, k, v = (tensors[name] for name in NAMES)
     mask_options = {"causal": options.causal, "alignment": options.alignment, "window": options.window}
-    mask_options |= {"shaping": Shaping(options.softcap, tensors.get("slopes"))}
+    shaping = Shaping(options.softcap, tensors.get("slopes"), dropout=options.dropout, seed=tensors.get("seed"))
+    mask_options |= {"shaping": shaping}
     if options.longest is None:
         posed = problem_of(q, k, v, out, mask=tensors.get("mask"), **mask_options)  # type: ignore[arg-type]
     else:
@@ -193,10 +194,11 @@ def bias_gradient(
 ) -> torch.Tensor:
     """The gradient of a mask that is added to the scores, from a call's results and their gradients. `given`: q, k, v,
     the mask, slopes or None, and the options in the order of the operator."""
-    q, k, v, mask, slopes, causal, scale, alignment, left, right, softcap = given
+    q, k, v, mask, slopes, causal, scale, alignment, left, right, softcap, seed, dropout = given
     window = None if left == right == -1 else (left, right)
-    tensors = {"q": q, "k": k, "v": v, "mask": mask} | ({} if slopes is None else {"slopes": slopes})
-    options = Options(causal, scale, alignment, True, window, tuple(tensors), softcap=softcap)
+    named = {"q": q, "k": k, "v": v, "mask": mask, "slopes": slopes, "seed": seed}
+    tensors = {name: x for name, x in named.items() if x is not None}
+    options = Options(causal, scale, alignment, True, window, tuple(tensors), softcap=softcap, dropout=dropout)
     sizes = (*(1,) * (4 - mask.dim()), *mask.shape)
     made = torch.empty(*sizes[:2], q.shape[2], k.shape[2], dtype=torch.float32, device=q.device)
     with torch.cuda.device(q.device), torch.no_grad():

@@ -10,15 +10,21 @@ the longer way.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from kernels.attention.cuda.backward.kernels import PACK_POINTERS, POINTERS, BackwardParameters
+from kernels.attention.cuda.backward.kernels import (
+    PACK_POINTERS,
+    POINTERS,
+    BackwardParameters,
+    DroppingBackwardParameters,
+)
 from kernels.attention.cuda.calls.backward import NAMES, Nothing, bind_backward, readable_gradient
 from kernels.attention.cuda.calls.likeness import find_guard, key_of
-from kernels.attention.cuda.calls.moving import VECTOR_MASK, Reader, address_reader, arguments_of, no_more
+from kernels.attention.cuda.calls.moving import VECTOR_MASK, Reader, Writer, address_reader, arguments_of, no_more
 from kernels.attention.cuda.calls.quick import Options, Plans
 from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
@@ -33,8 +39,9 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[..., Three | None]
 """Takes a pass's tensors in the order of `READ` that it has; None if they need another plan after all."""
 
-READ = ("q", "k", "v", "mask", "q_starts", "k_starts", "slopes", "out", "lse", "dout", "dlse")
+READ = ("q", "k", "v", "mask", "q_starts", "k_starts", "slopes", "seed", "out", "lse", "dout", "dlse")
 ALIGNED = ("q", "k", "v", "out", "dout")
+PACK_POINTER = struct.Struct("=Q").pack_into
 PIECE = 256
 """Bytes: pieces of the workspace begin at multiples of it, as allocations do."""
 
@@ -80,13 +87,21 @@ class Addresses:
             return list(self.known).index(name)
         return self.others.get(value)
 
-    def reader(self, argument: object) -> Reader | None:
-        """Takes from a list of addresses those that an argument holds; None for an argument of another kind."""
+    def writers(self, argument: ctypes.Structure) -> list[Writer] | None:
+        """What writes into an argument the addresses that it holds, from a list; None for another kind of argument."""
         if not isinstance(argument, BackwardParameters):
             return None
         order = [self.place(name, getattr(argument, name) or 0) for name in POINTERS]
         places_found = [place for place in order if place is not None]
-        return address_reader(places_found) if len(places_found) == len(order) else None
+        if len(places_found) < len(order):
+            return None
+        made: list[Writer] = [(PACK_POINTERS, argument, 0, address_reader(places_found))]
+        if isinstance(argument, DroppingBackwardParameters):
+            place = self.place("seed", argument.seed)
+            if place is None:
+                return None
+            made.append((PACK_POINTER, argument, type(argument).seed.offset, address_reader([place])))
+        return made
 
 
 def move_call(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three) -> Call | None:
@@ -97,16 +112,16 @@ def move_call(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three)
     if any(given[name].data_ptr() & VECTOR_MASK for name in ALIGNED):
         return None
     addresses = Addresses(bound, given, gradients)
-    writers: list[tuple[ctypes.Structure, Reader]] = []
+    writers: list[Writer] = []
     maps: list[tuple[int, TensorMap]] = []
     for argument in arguments_of(bound):
         if isinstance(argument, TensorMap):
             maps.append((list(given).index(argument.tensor), argument))
             continue
-        reader = addresses.reader(argument)
-        if reader is None:
+        of_argument = addresses.writers(argument)
+        if of_argument is None:
             return None
-        writers.append((argument, reader))
+        writers += of_argument
     bound.kept, bound.make = (), no_more
     bound.buffers.kept.clear()
     aligned = address_reader([list(given).index(name) for name in ALIGNED])
@@ -116,7 +131,7 @@ def move_call(bound: Bound, given: Mapping[str, torch.Tensor], gradients: Three)
 def relaunching_call(
     bound: Bound,
     known: Addresses,
-    writers: Sequence[tuple[ctypes.Structure, Reader]],
+    writers: Sequence[Writer],
     maps: Sequence[tuple[int, TensorMap]],
     aligned: Reader,
 ) -> Call:
@@ -143,8 +158,8 @@ def relaunching_call(
             start = workspace.data_ptr()
             addresses += [start + offset for offset in offsets]
         addresses += constants
-        for argument, read in writers:
-            PACK_POINTERS(argument, 0, *read(addresses))
+        for pack, argument, offset, read in writers:
+            pack(argument, offset, *read(addresses))
         for number, (place, one) in enumerate(maps):
             if latest[number] != addresses[place]:
                 replace(one, addresses[place])

@@ -37,6 +37,8 @@ class Terms:
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     batch_invariant: bool = False
+    dropout_p: float = 0.0
+    dropout_seed: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     splits: int | None = None
     way: str | None = None
@@ -45,13 +47,14 @@ class Terms:
 
     @property
     def shaping(self) -> Shaping:
-        return Shaping(self.softcap, self.alibi_slopes, self.sinks, self.k_scale, self.v_scale)
+        scales, dropout = (self.k_scale, self.v_scale), (self.dropout_p, self.dropout_seed)
+        return Shaping(self.softcap, self.alibi_slopes, self.sinks, *scales, *dropout)
 
     @property
     def shaping_tensors(self) -> dict[str, torch.Tensor]:
         """Those that are given, by their names."""
         given = {"alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
-        given |= {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        given |= {"k_scale": self.k_scale, "v_scale": self.v_scale, "dropout_seed": self.dropout_seed}
         return {name: x for name, x in given.items() if x is not None}
 
     def buffers_for(self, device: torch.device) -> Buffers:
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
         k_scale: torch.Tensor | None
         v_scale: torch.Tensor | None
         batch_invariant: bool
+        dropout_p: float
+        dropout_seed: torch.Tensor | None
         lse: torch.Tensor | None
         splits: int | None
         way: str | None
@@ -255,6 +260,8 @@ def bind_call(
         "k_scale": tensors.get("k_scale"),
         "v_scale": tensors.get("v_scale"),
         "batch_invariant": options.invariant,
+        "dropout_p": options.dropout,
+        "dropout_seed": tensors.get("seed"),
         "lse": lse,
         "way": way,
         "splits": splits,

@@ -31,7 +31,7 @@ library.define(
 )
 library.define(
     "attention_bias_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, "
-    f"Tensor mask, Tensor? slopes, {OPTIONS}, float softcap) -> Tensor"
+    f"Tensor mask, Tensor? slopes, {OPTIONS}, float softcap, Tensor? seed, float dropout) -> Tensor"
 )
 NAMES = {
     "attention": (*QKV, "mask"),
@@ -107,10 +107,10 @@ def bias_of(name: str, given: Sequence[Any], results: tuple[Tensor | None, ...])
     """The gradient of the mask of an operator's arguments; `results`: dout, dlse, out and lse."""
     if name == "attention":
         *options, mask = given[3:]
-        rest = (mask, None, *options, 0.0)
+        rest = (mask, None, *options, 0.0, None, 0.0)
     else:
         first = len(SHAPED) + 2
-        rest = (*given[5:7], *given[first : first + 6])
+        rest = (*given[5:7], *given[first : first + 6], given[SHAPED.index("seed")], given[-1])
     made: Tensor = torch.ops.spotbench.attention_bias_backward(*results, *given[:3], *rest)
     return made
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from kernels.attention.cuda.plan.inputs import memory_span
+from kernels.attention.cuda.plan.parameters import fields_of
 from kernels.attention.cuda.run.driver import LaunchConfig, TensorMap, cuda_driver
 from kernels.attention.cuda.run.host import Host
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
@@ -31,7 +32,7 @@ Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
 VECTOR_MASK = 15
 ADDRESSED = (
     *("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths"),
-    *("slopes", "sinks", "k_scale", "v_scale"),
+    *("slopes", "sinks", "k_scale", "v_scale", "seed"),
 )
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))
@@ -59,7 +60,7 @@ def runs_of(
     """The runs of fields in which an argument holds the present addresses; None if it holds an address of unknown
     origin."""
     runs: list[Run] = []
-    for name, kind, *_ in argument._fields_:
+    for name, kind in fields_of(type(argument)):
         offset, value = getattr(type(argument), name).offset, getattr(argument, name)
         if isinstance(value, ctypes.Structure):
             if any(inner[1] is ctypes.c_void_p for inner in value._fields_):

@@ -37,7 +37,7 @@ PAGED = (*QKV, "block_table", "k_lengths")
 
 class Options(NamedTuple):
     """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
-    k_lengths; slopes; sinks; k_scale; v_scale; out.
+    k_lengths; slopes; sinks; k_scale; v_scale; seed; out.
 
     `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
     """
@@ -51,6 +51,7 @@ class Options(NamedTuple):
     longest: tuple[int, int] | None = None
     softcap: float = 0.0
     invariant: bool = False
+    dropout: float = 0.0
 
     @property
     def paged(self) -> bool:
@@ -272,8 +273,8 @@ class Quick:
 
 def recent_key(options: Options) -> tuple[object, ...]:
     """The key of recent plans, which is shortest if there are only q, k and v."""
-    plain = options.names == QKV and options.window is None and not (options.softcap or options.invariant)
-    return options[:4] if plain else options
+    shaped = options.softcap or options.invariant or options.dropout
+    return options[:4] if options.names == QKV and options.window is None and not shaped else options
 
 
 def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:

@@ -24,14 +24,14 @@ library.define(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
     "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
 )
-SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks", "k_scale", "v_scale")
-"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores or keys of eight bits;
-all but the first three may be missing."""
+SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks", "k_scale", "v_scale", "seed")
+"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores, dropout or keys of
+eight bits; all but the first three may be missing."""
 SHAPED_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, Tensor? mask, Tensor? slopes, Tensor? sinks, "
-    "Tensor? k_scale, Tensor? v_scale, "
+    "Tensor? k_scale, Tensor? v_scale, Tensor? seed, "
     "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap, "
-    "bool invariant"
+    "bool invariant, float dropout"
 )
 library.define(f"attention_shaped({SHAPED_ARGUMENTS}) -> (Tensor, Tensor)")
 library.define(
@@ -81,7 +81,7 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
         shaping = options.softcap, *sums, options.invariant, *scales
         return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
     if options.softcap or options.invariant or any(name in tensors for name in SHAPED[6:]):
-        lengths, last = options.longest or (-1, -1), (options.softcap, options.invariant)
+        lengths, last = options.longest or (-1, -1), (options.softcap, options.invariant, options.dropout)
         given = (*map(tensors.get, SHAPED), *lengths, *option_values, *last)
         return "attention_shaped", given
     if options.longest is None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 UNLIMITED = (1 << 30) - 1
 """A causal_offset that hides nothing; its negative is a window_offset that hides nothing."""
+
+
+def fields_of(kind: type[ctypes.Structure]) -> list[tuple[str, type]]:
+    """The fields of a structure, those of the structures that it extends first."""
+    return [(name, of) for base in reversed(kind.__mro__) for name, of, *_ in vars(base).get("_fields_", ())]
 
 
 class Divisor(ctypes.Structure):
@@ -56,3 +62,13 @@ class Parameters(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("value_dim", "level")),
         *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale")),
     ]
+
+
+DROPOUT_FIELDS: list[Any] = [("seed", ctypes.c_void_p), ("least", ctypes.c_uint32), ("keep_scale", ctypes.c_float)]
+"""`Dropout` of `source/dropout.cuh`."""
+
+
+class DroppingParameters(Parameters):
+    """`DroppingParams` of `source/dropout.cuh`."""
+
+    _fields_ = DROPOUT_FIELDS

@@ -112,6 +112,16 @@ class Slopes:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropping:
+    """Dropout: the address of seed and offset, int64 on the device; the least word of a weight that is kept; and what
+    those weights are multiplied by."""
+
+    seed: int
+    least: int
+    keep_scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Float8:
     """K and V are float8 e4m3, each element times a scale of its head: the addresses of the scales, float32 by head of
     K. The layouts of K and V count pairs of elements."""
@@ -156,6 +166,7 @@ class Problem:
     sinks: int = 0
     invariant: bool = False
     float8: Float8 | None = None
+    dropout: Dropping | None = None
 
     @property
     def width(self) -> int:
@@ -164,9 +175,10 @@ class Problem:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether scores are capped or fall with the distance, or V's or K's width is one that only the kernels that
-        shape scores have."""
-        return bool(self.softcap or self.slopes) or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
+        """Whether scores are capped or fall with the distance, weights are dropped, or V's or K's width is one that
+        only the kernels that shape scores have."""
+        shaped = bool(self.softcap or self.slopes or self.dropout)
+        return shaped or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
 
     @property
     def is_plain(self) -> bool:
@@ -246,6 +258,14 @@ def check_kind(problem: Problem, machine: Machine) -> None:
     )
     if reason:
         raise Unsupported(reason)
+    not_with = {
+        "keys in pages": problem.pages,
+        "float8 keys and values": problem.float8,
+        "batch_invariant, as which weights are dropped depends on the batch": problem.invariant,
+    }
+    for what, has in not_with.items():
+        if problem.dropout and has:
+            raise Unsupported(f"dropout is not built for {what}")
 
 
 def check_problem(problem: Problem, machine: Machine) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.planning import Float8, Layout, Lengths, Mask, Problem, Slopes
+from kernels.attention.cuda.plan.planning import Dropping, Float8, Layout, Lengths, Mask, Problem, Slopes
 from kernels.attention.cuda.plan.variants import WIDE_HEAD_DIMS
+from kernels.attention.dropout import keep_scale, least_word
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ALIGNMENTS = ("top-left", "bottom-right")
 Window = tuple[int | None, int | None]
+NEEDS_SEED = "dropout_p needs dropout_seed, int64 [2] on the device of q: the seed and an offset"
 WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or None for no limit"
 
 
@@ -22,13 +24,29 @@ WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or Non
 class Shaping:
     """What a call does to its scores beside hiding some: a limit of +-`softcap`, 0 for none; `slopes`, by which they
     fall with the distance; and `sinks`, which take part of the weights. `k_scale` and `v_scale` are by what keys and
-    values of eight bits are multiplied."""
+    values of eight bits are multiplied. A weight is dropped with a probability of `dropout`, by `seed`."""
 
     softcap: float = 0.0
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    dropout: float = 0.0
+    seed: torch.Tensor | None = None
+
+    def dropping(self, device: torch.device) -> Dropping | None:
+        """The dropout of a call; None if no weight is ever dropped. Raises ValueError or TypeError."""
+        if not least_word(dropout_of(self.dropout)):
+            return None
+        seed = self.seed
+        if seed is None:
+            raise ValueError(NEEDS_SEED)
+        if seed.shape != (2,) or seed.dtype != torch.int64 or not seed.is_contiguous() or seed.device != device:
+            raise ValueError(
+                f"dropout_seed must be contiguous int64 [2] on {device}, not {seed.dtype} {tuple(seed.shape)} on "
+                f"{seed.device}"
+            )
+        return Dropping(seed.data_ptr(), least_word(self.dropout), keep_scale(self.dropout))
 
     def float8(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_heads: int) -> Float8 | None:
         """The scales of keys and values of eight bits; None for others. Raises `Unsupported` or ValueError."""
@@ -69,6 +87,7 @@ class Shaping:
             "softcap": softcap_of(self.softcap),
             "slopes": slopes,
             "sinks": 0 if self.sinks is None else self.sinks.data_ptr(),
+            "dropout": self.dropping(q.device),
         }
 
 
@@ -81,6 +100,15 @@ def softcap_of(given: object) -> float:
         raise TypeError(f"softcap must be a number, not a {type(given).__name__}")
     if not 0.0 <= given < math.inf:
         raise ValueError(f"softcap must be positive and finite, or 0 for no limit, not {given}")
+    return float(given)
+
+
+def dropout_of(given: object) -> float:
+    """The probability with which a weight is dropped. Raises TypeError or ValueError."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"dropout_p must be a number, not a {type(given).__name__}")
+    if not 0.0 <= given < 1.0:
+        raise ValueError(f"dropout_p must be at least 0 and less than 1, not {given}")
     return float(given)
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kernels.attention.cuda.plan.parameters import Parameters
+from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameters
 
 SOURCE = Path(__file__).parents[1] / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "paged.cuh", "block.cuh", "results.cuh"),
-    *("fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
+    *("dropout.cuh", "fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
     *(
         f"hopper/{name}.cuh"
         for name in ("instructions", "problem", "schedule", "wgmma", "mask", "bias", "producer", "consumer", "fa90")
@@ -150,17 +150,20 @@ def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
     return entry_point(name, threads, f"attention_{rung}<{arguments}>(p)", header=f"{rung}.cuh")
 
 
-def entry_point(name: str, threads: int, call: str, *, header: str = "fa2.cuh", blocks: int | None = None) -> str:
+def entry_point(
+    name: str, threads: int, call: str, *, header: str = "fa2.cuh", blocks: int | None = None, drops: bool = False
+) -> str:
     """An `extern "C"` kernel, so that its name is the same for every compiler. `blocks`: how many blocks an SM must at
-    least have registers for; by default the compiler decides.
+    least have registers for; by default the compiler decides. `drops`: its parameters are those with dropout.
 
     It refuses to compile if the two sides disagree about the parameters' size.
     """
+    kind, size = ("DroppingParams", DroppingParameters) if drops else ("AttentionParams", Parameters)
     return (
         f'#include "{header}"\n'
         f'extern "C" __global__ void __launch_bounds__({threads}{"" if blocks is None else f", {blocks}"})\n'
-        f"{name}(const __grid_constant__ AttentionParams p) {{\n  {call};\n}}\n"
-        f'static_assert(sizeof(AttentionParams) == {ctypes.sizeof(Parameters)}, "parameters differ");\n'
+        f"{name}(const __grid_constant__ {kind} p) {{\n  {call};\n}}\n"
+        f'static_assert(sizeof({kind}) == {ctypes.sizeof(size)}, "parameters differ");\n'
     )
 
 

@@ -47,6 +47,15 @@ struct ScopeIf<true> {
   typedef Scope Type;
 };
 
+template <bool DROPS>
+struct KeyIf {
+  typedef Nothing Type;
+};
+template <>
+struct KeyIf<true> {
+  typedef DropoutKey Type;
+};
+
 template <class C>
 struct Block {
   const AttentionParams& p;
@@ -56,6 +65,7 @@ struct Block {
   u32 q_tile;                  // address in shared memory of Q; the stages of K and V follow
   u32 q_lane;                  // the start of this lane's ldmatrix rows of Q
   typename ScopeIf<C::GENERAL>::Type scope;
+  typename KeyIf<C::DROPS>::Type key;
 
   static constexpr u32 STAGE_BYTES = 2 * C::TILE_BYTES;
 
@@ -124,8 +134,9 @@ struct Block {
 
   // Scores that were shaped, or to which a mask was added, are already scaled.
   template <bool MASKED>
-  __device__ __forceinline__ void softmax() {
+  __device__ __forceinline__ void softmax(int n) {
     warp.template softmax<MASKED>(C::SCALED ? 1.0f : p.scale_log2);
+    if constexpr (C::DROPS) drop<C>(p, scope, warp, key, n, (thread_again() >> 5) * C::MI * 16, thread_again() & 31);
   }
 
   __device__ __forceinline__ void next_tile() {
@@ -179,7 +190,7 @@ struct Block {
     }
     if (active<MASKED>(n)) {
       masked_scores<MASKED>(n, stage);
-      softmax<MASKED>();
+      softmax<MASKED>(n);
       warp.accumulate(v_lane() + stage);
     }
 #endif
@@ -206,7 +217,7 @@ struct Block {
         copy_async_commit();
       }
       if (computes) {
-        softmax<MASKED>();
+        softmax<MASKED>(n);
         warp.accumulate(v_lane());
       }
       return;
@@ -222,7 +233,7 @@ struct Block {
       next_tile();
       load_k(next, n - 1, C::BN, share);
     }
-    if (computes) softmax<MASKED>();
+    if (computes) softmax<MASKED>(n);
     sync_block();  // V has landed; every warp has left K
     if (computes) warp.accumulate(v_lane());
     if (n > first) next.store(chunk(share));

@@ -65,6 +65,7 @@ DEVICE void attention_general(const AttentionParams& p) {
     block.scope = scope_of<C>(p, pack, row_tile);
     const Scope& scope = block.scope;
     if (scope.rows <= 0) return;
+    if constexpr (C::DROPS) block.key = key_of_dropout(dropout_of(p));
     {
       const int thread = thread_again(), lane = thread & 31, warp_row = (thread >> 5) * C::MI * 16;
       const Share share = share_of_thread<C>(thread, p.head_dim);

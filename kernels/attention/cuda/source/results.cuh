@@ -45,6 +45,7 @@ struct Results {
         sum += shuffle_xor(sum, 1);
         sum += shuffle_xor(sum, 2);
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if constexpr (C::DROPS) inverse *= dropout_of(p).keep_scale;
         lse[i][r] = sum == 0.0f ? MINUS_INFINITY : warp.top[i][r] + log2_approx(sum);
 #pragma unroll
         for (int j = 0; j < C::NO; j++) warp.o[i][j][2 * r] *= inverse, warp.o[i][j][2 * r + 1] *= inverse;

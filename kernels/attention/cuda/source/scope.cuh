@@ -1,5 +1,6 @@
 // The rows and keys of a block of the kernels with features: packed heads, windows, masks, sequences of different lengths.
 #pragma once
+#include "dropout.cuh"
 #include "warp.cuh"
 
 // The rows of a tile are those of a pack of query heads: packed row r is query r / pack of the pack's head r % pack. So several
@@ -148,6 +149,26 @@ DEVICE void shape(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n
           if (p.cap > 0.0f) x = cap * hyperbolic_tangent(x * inverse);
           if (p.slopes) x -= slope * fabsf((float)(at.query + level - column - j * 8 - e));
         }
+    }
+}
+
+// Drops weights of tile n, after their sum was taken.
+template <class C>
+DEVICE void drop(const AttentionParams& p, const Scope& s, Warp<C>& warp, const DropoutKey& key, int n, int warp_row, int lane) {
+  const u32 least = dropout_of(p).least;
+#pragma unroll
+  for (int i = 0; i < C::MI; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const Place at = place_of_row(p, s, warp_row + i * 16 + r * 8 + (lane >> 2));
+#pragma unroll
+      for (int j = 0; j < C::NS; j += 2) {
+        u32 words[4];
+        dropout_words(words, key, n * C::BN + j * 8 + 2 * (lane & 3), at.query, s.batch * (int)p.heads.divisor + at.head);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          if (words[e] < least) warp.s[i][j + e / 2][2 * r + e % 2] = 0.0f;
+      }
     }
 }
 

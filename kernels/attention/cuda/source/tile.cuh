@@ -22,12 +22,13 @@ struct Same<A, A> {
 };
 
 template <class T_, int D_, int BM_, int BN_, int WARPS_, int STAGES_, bool Q_IN_REGISTERS_, bool CAUSAL_, bool VECTOR_,
-          class MASK_ = Plain, int OUT_ = D_, bool SHAPED_ = false>
+          class MASK_ = Plain, int OUT_ = D_, bool SHAPED_ = false, bool DROPS_ = false>
 struct Config {
   typedef MASK_ Mask;
   // Whether scores may be capped or fall with the distance, and V has a width of its own. A block then computes OUT columns of
   // the output; the grid's z says which.
   static constexpr bool SHAPED = SHAPED_;
+  static constexpr bool DROPS = DROPS_;  // whether it has dropout; its scores are shaped too
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
   // Whether it has registers to compute one row tile after the other, which is needed if sequences are longer than the host was
   // told.

@@ -77,7 +77,7 @@ def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
         return choose_invariant(problem, machine), "the same kernel and parts whatever the batch and its lengths"
     way_list = list_ways(problem, machine)
     if problem.is_shaped:
-        return way_list[0], "only these kernels shape scores, or have K and V of these widths"
+        return way_list[0], "only these kernels shape scores, drop weights, or have K and V of these widths"
     chip = machine.chip.name, machine.sm_count
     return (
         by_shape(problem, machine, way_list, costs_for(*chip))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import Divisor
@@ -32,7 +32,12 @@ from kernels.attention.cuda.plan.variants import (
     wide_padded,
 )
 from kernels.attention.cuda.run.launching import Buffers, Step
-from kernels.attention.cuda.ways.portable import joining_step, make_room_for_parts, parameters_but_launch
+from kernels.attention.cuda.ways.portable import (
+    joining_step,
+    make_room_for_parts,
+    parameters_but_launch,
+    with_dropout,
+)
 
 PAGED = "paged"
 """The value of `mask` in a kernel for keys in pages. No kernel supports both a mask and pages."""
@@ -61,12 +66,15 @@ class GeneralKernel:
     tile: Tile
     shaped: int = 0
     """The columns of the output that a block computes, where scores are shaped; else 0."""
+    drops: bool = False
+    """It has dropout; its scores are shaped too."""
 
     @property
     def name(self) -> str:
         """The name of the entry point, e.g. `general_bf16_d128_free_vector_64x64w4s2q`."""
         kind = "vector" if self.vector else "scalar"
         kind += f"_shaped{self.shaped}" if self.shaped else ""
+        kind += "_drops" if self.drops else ""
         return f"general_{SHORT[self.dtype]}_d{self.head_dim}_{MASK_SHORT[self.mask]}_{kind}_{self.tile.name}"
 
     @property
@@ -85,7 +93,9 @@ class GeneralKernel:
         flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
         config = f"{C_TYPE[self.dtype]}, {numbers}, {flags}, {MASK_TYPES[self.mask]}"
         config += f", {self.shaped}, true" if self.shaped else ""
-        return entry_point(self.name, self.threads, f"attention_general<Config<{config}>>(p)")
+        config += ", true" if self.drops else ""
+        call = f"attention_general<Config<{config}>>(p)"
+        return entry_point(self.name, self.threads, call, drops=self.drops, blocks=1 if self.drops else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,8 @@ WIDE_TILES = {512: Tile(64, 16, 4, 1, False), 576: Tile(144, 16, 9, 1, False)}
 """In the second a row is 72 chunks, which nine warps copy four rows of at a time."""
 NINE_WARPS_OUT = 192
 """The columns for which nine warps have registers."""
+DROPPING_OUT = {256: 128}
+"""The columns for which kernels with dropout have registers, by padded head dimension, if not for all."""
 
 
 def shaped_kernel(chip: Chip, dtype: str, dims: tuple[int, int], *, vector: bool, mask: str | None) -> GeneralKernel:
@@ -149,6 +161,11 @@ def shaped_kernel(chip: Chip, dtype: str, dims: tuple[int, int], *, vector: bool
     return kernel
 
 
+def dropping_kernel(kernel: GeneralKernel) -> GeneralKernel:
+    """Return the kernel with dropout, which has registers for fewer columns of heads of 256."""
+    return replace(kernel, drops=True, shaped=min(kernel.shaped, DROPPING_OUT.get(kernel.head_dim, kernel.shaped)))
+
+
 def every_shaped_kernel(chip: Chip) -> Iterator[GeneralKernel]:
     """Yield the kernels that shape scores, without masks and with each kind, for the usual widths that fit the chip."""
     pairs = ((64, 64), (128, 128), (256, 256), (192, 128), (512, 512), (576, 512))
@@ -156,6 +173,12 @@ def every_shaped_kernel(chip: Chip) -> Iterator[GeneralKernel]:
         for mask in (None, "bool", dtype, "float32", PAGED):
             with suppress(Unsupported):
                 yield shaped_kernel(chip, dtype, dims, vector=vector, mask=mask)
+
+
+def every_dropping_kernel(chip: Chip) -> Iterator[GeneralKernel]:
+    """Yield the kernels with dropout, for the usual widths that fit the chip."""
+    made = (dropping_kernel(kernel) for kernel in every_shaped_kernel(chip) if kernel.mask != PAGED)
+    yield from dict.fromkeys(made)
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
@@ -180,7 +203,8 @@ def kernel_for(problem: Problem, tile: Tile | None, chip: Chip) -> GeneralKernel
     mask = problem.mask.dtype if problem.mask else PAGED if problem.pages else None
     if tile is None:
         dims = problem.head_dim, problem.width
-        return shaped_kernel(chip, problem.dtype, dims, vector=problem.is_vector, mask=mask)
+        kernel = shaped_kernel(chip, problem.dtype, dims, vector=problem.is_vector, mask=mask)
+        return dropping_kernel(kernel) if problem.dropout else kernel
     return GeneralKernel(problem.dtype, padded_head_dim(problem.head_dim), problem.is_vector, mask, tile)
 
 
@@ -232,6 +256,7 @@ class General:
         pack = f"-pack{launch.pack}" if launch.pack > 1 else ""
         parts = f"-{launch.splits}" if launch.splits > 1 else ""
         shaped = f"-shaped{launch.kernel.shaped}" if launch.kernel.shaped else ""
+        shaped += "-dropout" if launch.kernel.drops else ""
         return f"general-{launch.kernel.tile.name}{shaped}{'' if launch.kernel.vector else '-scalar'}{pack}{parts}"
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
@@ -246,5 +271,6 @@ class General:
         parameters.section_tiles = Divisor.of(launch.section * launch.row_tiles)
         parameters.splits = launch.splits
         make_room_for_parts(problem, parameters, buffers)
-        steps = [Step(launch.kernel, (launch.blocks, launch.splits, launch.columns), (parameters,))]
+        main = with_dropout(parameters, problem)
+        steps = [Step(launch.kernel, (launch.blocks, launch.splits, launch.columns), (main,))]
         return steps if launch.splits == 1 else [*steps, joining_step(problem, parameters)]

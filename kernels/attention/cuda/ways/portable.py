@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import ctypes
+from dataclasses import astuple, dataclass, replace
 
-from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor, Parameters
+from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor, DroppingParameters, Parameters
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, Launch, Problem
 from kernels.attention.cuda.plan.variants import Combine, SinksKernel
 from kernels.attention.cuda.run.launching import Buffers, Step, Way
@@ -45,6 +46,15 @@ def make_room_for_parts(problem: Problem, parameters: Parameters, buffers: Buffe
     if parameters.splits > 1:
         parameters.partial_out = buffers.scratch((values + parameters.splits * problem.out_rows) * 4)
         parameters.partial_lse = parameters.partial_out + values * 4
+
+
+def with_dropout(parameters: Parameters, problem: Problem) -> Parameters:
+    """The parameters as the kernels with dropout take them; others as they are."""
+    if problem.dropout is None:
+        return parameters
+    made = DroppingParameters.from_buffer_copy(bytes(parameters).ljust(ctypes.sizeof(DroppingParameters), b"\0"))
+    made.seed, made.least, made.keep_scale = astuple(problem.dropout)
+    return made
 
 
 def joining_step(problem: Problem, parameters: Parameters) -> Step:

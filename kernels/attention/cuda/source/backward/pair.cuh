@@ -13,8 +13,9 @@
 // A block keeps ROWS rows, 16 for each warp, and processes COLUMNS at a time. It computes OUT columns of the results; the
 // grid's y says which. If KEYS, the kept rows are keys.
 // If BIAS, it computes the gradient of a mask that is added: the slopes of the scores before they are capped.
-template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_, bool SHAPED_ = false, bool BIAS_ = false>
-struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK, D_, SHAPED_> {
+template <class T_, int D_, int ROWS, int COLUMNS, int OUT_, bool VECTOR_, class MASK, bool KEYS_, bool SHAPED_ = false, bool BIAS_ = false,
+          bool DROPS_ = false>
+struct BackwardPair : Config<T_, D_, ROWS, COLUMNS, ROWS / 16, 1, false, true, VECTOR_, MASK, D_, SHAPED_, DROPS_> {
   static constexpr int OUT = OUT_, NOUT = OUT_ / 8;
   static constexpr bool KEYS = KEYS_, BIAS = BIAS_;
 };
@@ -24,6 +25,11 @@ struct Extent {
   int batch, head, kv_head;     // of Q; of K and V
   int q_start, k_start, seq_q, seq_k, below, above, level;
 };
+
+struct DroppingBackwardParams : BackwardParams {
+  Dropout dropout;
+};
+DEVICE const Dropout& dropout_of(const BackwardParams& p) { return static_cast<const DroppingBackwardParams&>(p).dropout; }
 
 template <class C>
 struct PairBlock {
@@ -37,6 +43,7 @@ struct PairBlock {
   float first[C::NOUT][4];                    // dK, or dQ
   float second[C::KEYS ? C::NOUT : 1][4];     // dV
   float shift[2], delta[2];                   // of this lane's rows, where those are queries
+  DropoutKey key;                             // if C::DROPS
 
   __device__ __forceinline__ i64 batch_of_tensor() const { return p.q_starts ? 0 : e.batch; }
   __device__ __forceinline__ const char* q_rows(const char* base, const Strides& at, int head) const {
@@ -74,9 +81,38 @@ struct PairBlock {
     return growth;
   }
 
+  // Drops the products with dout of the weights that the forward pass dropped, and scales those of the others. Returns a bit for
+  // each weight that was kept.
+  __device__ __forceinline__ u32 drop(int head, int row0, int column0) {
+    static_assert(!C::DROPS || C::NS * 4 <= 32, "a word has a bit for each weight of a lane");
+    const u32 least = dropout_of(p).least;
+    const int head_of_all = e.batch * (int)p.heads.divisor + head;
+    u32 kept_bits = 0, words[4];
+#pragma unroll
+    for (int j = 0; j < C::NS; j += C::KEYS ? 1 : 2)
+#pragma unroll
+      for (int x = 0; x < 2; x++) {
+        // x is a column where rows are keys, of which a lane has two of a group of four words; else a row, with all four.
+        if constexpr (C::KEYS) {
+          dropout_words(words, key, row0 + warp_row + (lane >> 3) * 2, column0 + j * 8 + 2 * (lane & 3) + x, head_of_all);
+#pragma unroll
+          for (int r = 0; r < 2; r++) kept_bits |= (u32)((lane & 4 ? words[2 * r + 1] : words[2 * r]) >= least) << (j * 4 + 2 * r + x);
+        } else {
+          dropout_words(words, key, column0 + j * 8 + 2 * (lane & 3), row0 + warp_row + x * 8 + (lane >> 2), head_of_all);
+#pragma unroll
+          for (int i = 0; i < 4; i++) kept_bits |= (u32)(words[i] >= least) << ((j + i / 2) * 4 + 2 * x + i % 2);
+        }
+      }
+#pragma unroll
+    for (int i = 0; i < C::NS * 4; i++) slope[i / 4][i % 4] = kept_bits >> i & 1 ? slope[i / 4][i % 4] * dropout_of(p).keep_scale : 0.0f;
+    return kept_bits;
+  }
+
   // Turns scores into weights, and the products with dout into slopes of the scores.
   template <bool OPEN>
   __device__ __forceinline__ void weigh(int head, int row0, int column0) {
+    u32 kept_bits = ~0u;
+    if constexpr (C::DROPS) kept_bits = drop(head, row0, column0);
     const float *shifts = p.shift + stat_row(head), *deltas = p.delta + stat_row(head);
     const float fall = C::SHAPED && p.slopes ? p.slopes[e.batch * p.slopes_batch + head] * LOG2_E : 0.0f;
 #pragma unroll
@@ -102,6 +138,7 @@ struct PairBlock {
           s = weight;
           d = weight == 0.0f ? 0.0f : weight * (d - (C::KEYS ? column_delta : delta[r]));
           if constexpr (C::SHAPED && !C::BIAS) d *= growth;
+          if (C::DROPS && !(kept_bits >> (j * 4 + 2 * r + x) & 1)) s = 0.0f;
         }
       }
   }
@@ -259,7 +296,9 @@ struct PairBlock {
     if constexpr (C::KEYS) {
       for (int head = e.head; head < e.head + (int)p.group.divisor; head++) pass(head, row0, column);
       write((char*)k_rows(p.dk, p.at_dk), p.at_dk.row, row0, rows, column, first, p.scale, p.head_dim);
-      write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, 1.0f, value_dim());
+      float factor = 1.0f;
+      if constexpr (C::DROPS) factor = dropout_of(p).keep_scale;
+      write((char*)k_rows(p.dv, p.at_dv), p.at_dv.row, row0, rows, column, second, factor, value_dim());
     } else {
       load_numbers(row0);
       pass(e.head, row0, column);
@@ -282,6 +321,7 @@ DEVICE void backward_bias(const BackwardParams& p) {
   e.q_start = e.k_start = 0, e.seq_q = p.seq_q, e.seq_k = p.seq_k, e.below = p.below, e.above = p.above, e.level = p.level;
   block.kept = shared_address(memory), block.passing = block.kept + 2 * C::Q_BYTES;
   block.thread = (int)threadIdx.x, block.lane = block.thread & 31, block.warp_row = (block.thread >> 5) * 16;
+  if constexpr (C::DROPS) block.key = key_of_dropout(dropout_of(p));
   block.clear_margins(share_of_thread<C>(block.thread, p.head_dim));
   float sum[C::NS][4] = {};
   int first = 0;
@@ -326,6 +366,7 @@ DEVICE void backward_pair(const BackwardParams& p) {
   e.below = p.below + moved, e.above = p.above + moved, e.level = p.level + moved;
   block.kept = shared_address(memory), block.passing = block.kept + 2 * C::Q_BYTES;
   block.thread = (int)threadIdx.x, block.lane = block.thread & 31, block.warp_row = (block.thread >> 5) * 16;
+  if constexpr (C::DROPS) block.key = key_of_dropout(dropout_of(p));
   for (int row0 = tile * C::BM; row0 < (C::KEYS ? e.seq_k : e.seq_q); row0 += (int)p.tiles.divisor * C::BM)
     block.work(row0, (int)blockIdx.y * C::OUT);
 }
