@@ -18,7 +18,7 @@ from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.market.catalog import nearest_gpu
 from orchestrator.core.names import MachineName, MachineType, ProjectId, Zone
 from orchestrator.core.naming import RUN_ID, attempt_of
-from orchestrator.core.text import clean_line, parse_document
+from orchestrator.core.text import clean_line, count, parse_document
 
 ZONE_PREFIX: Final = "host-"
 """The beginning of a host's zone. No zone of a cloud begins with it."""
@@ -269,7 +269,7 @@ def first_lack(probe: Mapping[str, Any], needs: HostNeeds, name: str) -> Lack | 
             f"on {name}: nvidia-smi must list a GPU; --gpu cpu measures the processor instead",
         )
     if len(probe["gpus"]) < needs.gpus:
-        what = f"{name} has {len(probe['gpus']) or 'none'} of the {needs.gpus} GPUs that the program needs"
+        what = f"{name} has {len(probe['gpus']) or 'none'} of the {count(needs.gpus, 'GPU')} that the program needs"
         return Lack("no_cuda", what, f"name a host with more than {name} has, or change `gpus` of the program")
     if needs.compiler and not probe["compiler"]:
         return Lack(
