@@ -15,7 +15,7 @@ def combine_grids(grids: Mapping[str, Any], names: list[str], dtypes: list[str])
     combined: dict[str, Any] = {}
     for name in names:
         combined = grids[name]
-        shapes += [shape for shape in map(spelt_out, list_shapes(combined)) if shape not in shapes]
+        shapes += [shape for shape in map(spell_out_shape, list_shapes(combined)) if shape not in shapes]
     limits = {"max_abs_error": combined["max_abs_error"]} if "max_abs_error" in combined else {}
     return {"shapes": shapes, "dtypes": dtypes or combined["dtypes"], **limits}
 
@@ -28,7 +28,7 @@ def list_shapes(grid: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
 
 
-def spelt_out(shape: dict[str, Any]) -> dict[str, Any]:
+def spell_out_shape(shape: dict[str, Any]) -> dict[str, Any]:
     """A shape with a value for every axis."""
     seq = shape.get("seq")
     full = {"seq_q": seq, "seq_k": seq, "kv_heads": shape["heads"], "causal": False, **shape}

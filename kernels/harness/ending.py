@@ -80,6 +80,11 @@ def fork_process(perform: Callable[[], int]) -> int:
     return None
 
 
+def wait_for_fork(pid: int) -> int:
+    """Waits for a fork. Returns its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def leave_process(code: int) -> NoReturn:
     """Ends this process with an exit code, without taking apart PyTorch's modules, which takes most of a second. Before
     that it does what Python does before it takes modules apart: it waits for threads that are not daemons, calls the

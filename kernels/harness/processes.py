@@ -184,7 +184,7 @@ class Worker:
     def current_place(self) -> str:
         """The function of the workload that the process is in, and the line, as `kernel_mine (mine.py:12)`; empty if
         that cannot be known."""
-        before = self.written()
+        before = self.frames_size()
         if not self.writes_frames(FRAMES_SIGNAL):
             self.writes_frames(NATIVE_FRAMES_SIGNAL)
         content = os.pread(self.frames.fileno(), 1 << 20, before).decode(errors="replace")
@@ -195,18 +195,18 @@ class Worker:
 
     def writes_frames(self, number: signal.Signals) -> bool:
         """Whether the process writes where it is upon a signal, soon and without answering first."""
-        pid, before = self.process.pid, self.written()
+        pid, before = self.process.pid, self.frames_size()
         if pid is None or not catches(pid, number):
             return False
         with contextlib.suppress(OSError):
             os.kill(pid, number)
         deadline, size = time.monotonic() + FRAMES_S, before
         while time.monotonic() < deadline and not self.pipe.poll(0.05):
-            if size == (size := self.written()) > before:
+            if size == (size := self.frames_size()) > before:
                 return True
         return False
 
-    def written(self) -> int:
+    def frames_size(self) -> int:
         """How many bytes the process has written of where it was."""
         return os.fstat(self.frames.fileno()).st_size
 

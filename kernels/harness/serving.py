@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kernels.harness.ending import end_with_parent, fork_process, list_descendants
+from kernels.harness.ending import end_with_parent, fork_process, list_descendants, wait_for_fork
 from kernels.harness.facts import log_line
 from kernels.harness.several_gpus import CaseQueue, GpuProcess, GpuSlot, shares_cases, slot_environment
 from kernels.harness.users import own_workload, users_for_run
@@ -61,7 +61,7 @@ def perform_all(options: Sequence[str], perform: Perform, error: str, has_worker
         elif step == "measure" and len(gpus) > 1:
             code = share_step(arguments, perform, has_workers, gpus)
         else:
-            code = wait_for(fork_step(arguments, perform, has_workers))
+            code = wait_for_fork(fork_step(arguments, perform, has_workers))
         end_descendants()
         log_line(ENDED)
         send("step_ended", code=code)
@@ -162,11 +162,6 @@ def share_step(arguments: list[str], perform: Perform, has_workers: bool, gpus: 
         return GpuProcess(slot, pid, facts, answers)
 
     return CaseQueue(gpus, str(out / ".turns"), start).run()
-
-
-def wait_for(pid: int) -> int:
-    """Waits for a fork. Returns its exit code, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def fork_step(

@@ -22,7 +22,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
-from kernels.harness.ending import describe_exit, end_with_descendants
+from kernels.harness.ending import describe_exit, end_with_descendants, wait_for_fork
 from kernels.harness.facts import CRASHED, log_line
 
 SLOT: Final = "BENCH_GPU_SLOT"
@@ -231,7 +231,7 @@ class CaseQueue:
             self.take_fact(process, line)
         if chunk:
             return
-        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        code = wait_for_fork(process.pid)
         process.close(code)
         if process.case and code not in FINE:
             detail = f"{process.case}: its process on {process.name} {describe_exit(code)} while it measured"

@@ -137,7 +137,7 @@ class Shape(StrictModel):
         return f"{sizes}-{mask}-{dtype}" + ("" if self.direction == FORWARD else f"-{self.direction}")
 
     @model_serializer(mode="wrap")
-    def spelt_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def spell_out(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The shape as a dictionary, without the fields after `causal` that have defaults: older readers know none."""
         fields: dict[str, Any] = serialize(self)
         direction = fields.pop("direction", None) or fields.pop(AXIS)
