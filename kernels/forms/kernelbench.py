@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from kernels.forms.definition import Arguments, BadWorkload, CaseValues, Definition
 from kernels.forms.one_file import import_file
@@ -204,7 +205,23 @@ class Problem:
         """The answer of `Model`, computed in the type of these inputs."""
         first = next((one for one in arguments.tensors() if one.is_floating_point()), None)
         device = first.device if first is not None else torch.device("cpu")
-        return self.exact.on(device, None if first is None else first.dtype)(*arguments.args)
+        model = self.exact.on(device, None if first is None else first.dtype)
+        if first is None or first.dtype is not torch.float64:
+            return model(*arguments.args)
+        with WidenNewTensors():
+            return model(*arguments.args)
+
+
+class WidenNewTensors(TorchFunctionMode):  # type: ignore[misc] # torch may be missing where types are checked
+    """Widens to float64 what a model makes in its forward pass without naming a type: a first state, a mask. It is
+    drawn in the usual type all the same, so that the numbers are those that the model itself would draw."""
+
+    MAKERS: Final = (torch.rand, torch.randn, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        new = func in self.MAKERS and made.dtype is torch.get_default_dtype() and "dtype" not in (kwargs or {})
+        return made.double() if new else made
 
 
 def drops_out(module: torch.nn.Module) -> bool:

@@ -9,7 +9,7 @@ finds answers that are a little wrong everywhere. The verdict says which of them
 
 No limit passes an answer that proves nothing: zeros, the mean, a copy of an input, the answer to other inputs. A
 tolerance that would (1e-4 for answers of 4e-6) is replaced by a quarter of the least distance of these from the right
-answer, and no limit is more than nine tenths of it.
+answer (by less where the answer is only a few numbers), and no limit is more than nine tenths of it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ TF32_EPS = 2.0**-10
 QUARTER, MOST_OF_TRIVIAL = 0.25, 0.9
 """Of the least distance of a trivial answer, what a tolerance that would pass it is lowered to, and the most that any
 limit may be."""
+FEW_NUMBERS = 8
+"""Answers of fewer numbers than this differ from those to other inputs by hardly anything now and then, by chance."""
+TIMES_SINGLE = 16.0
+"""A trivial answer that is no further away than this many times what the reference's formula loses in float32 is right
+within rounding."""
 PIECE = 1 << 26
 """How many elements are compared at once. So answers of gigabytes are compared with little extra memory."""
 
@@ -203,10 +208,16 @@ def is_vacuous(exact: Exact, tolerance: Mapping[str, float]) -> bool:
     """Whether this tolerance would pass an answer that proves nothing."""
     sizes = [error_distance(one, torch.zeros((), device=one.device).expand(one.shape))[0] for one in exact.leaves]
     return any(
-        tolerance["atol"] + tolerance["rtol"] * size > QUARTER * answer.most
-        for size, listed in zip(sizes, exact.trivial, strict=True)
+        tolerance["atol"] + tolerance["rtol"] * size > part_of_trivial(one) * answer.most
+        for one, size, listed in zip(exact.leaves, sizes, exact.trivial, strict=True)
         for answer in listed
     )
+
+
+def part_of_trivial(right: torch.Tensor) -> float:
+    """What a limit may be, of the distance of a trivial answer. The largest of n differences between answers to
+    unlike inputs is below a part p of their usual size with a chance of about p to the power of n."""
+    return float(QUARTER ** max(1.0, FEW_NUMBERS / max(right.numel(), 1)))
 
 
 def matching_pieces(*tensors: torch.Tensor, most: int = PIECE) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -363,17 +374,20 @@ def allowed_errors(
     (most_which, most), (mean_which, mean) = (max(each, key=lambda way: way[1]) for each in (ways, means))
     listed = exact.trivial[leaf] if leaf < len(exact.trivial) else ()
     # An answer within the rounding of the right one is no less right for being simple.
-    empty = [one for one in listed if one.most > rounding[0] and one.mean > rounding[1]]
+    near = rounding if dtype is not torch.float32 else near_right(rounding, exact, leaf, baseline)
+    empty = [one for one in listed if one.most > near[0] and one.mean > near[1]]
     if tolerance is not None:
         stated, which = stated_limit(size, dtype, baseline, leaf, tolerance, tf32)
-        allowed = (most, mean)
+        allowed, justified = (most, mean), most_which
         (most, most_which), (mean, mean_which) = (stated, which), (stated, which)
         if empty:
             least = min(empty, key=lambda one: one.most)
-            reason = f"a quarter of what {least.name} would be off by; {which} of {stated:.3g} would pass them"
-            if most > QUARTER * least.most:
-                most, most_which = min(most, max(QUARTER * least.most, allowed[0])), reason
-            if mean > (lowest := QUARTER * min(one.mean for one in empty)):
+            part = part_of_trivial(right)
+            why = f"a quarter of what {least.name} would be off by" if part == QUARTER else justified
+            reason = f"{why}; {which} of {stated:.3g} would pass {'them' if part == QUARTER else least.name}"
+            if most > part * least.most:
+                most, most_which = min(most, max(part * least.most, allowed[0])), reason
+            if mean > (lowest := part * min(one.mean for one in empty)):
                 mean, mean_which = min(mean, max(lowest, allowed[1])), reason
     if empty:
         ceiling = MOST_OF_TRIVIAL * min(one.most for one in empty)
@@ -382,6 +396,18 @@ def allowed_errors(
         most, most_which = min((most, most_which), (ceiling, reason))
         mean, mean_which = min((mean, mean_which), (mean_ceiling, reason))
     return (most, mean), (most_which, mean_which)
+
+
+def near_right(rounding: tuple[float, float], exact: Exact, leaf: int, baseline: Errors | None) -> tuple[float, float]:
+    """How far away an answer in float32 is right within rounding: by the usual number of roundings, or by what the
+    formula and the baseline were seen to lose where that is known and less."""
+    if not exact.single:
+        return rounding
+    seen = [tuple(TIMES_SINGLE * error for error in exact.single[leaf])]
+    if baseline is not None and leaf < len(baseline.leaves):
+        seen.append(tuple(TIMES_BASELINE * error for error in baseline.leaves[leaf]))
+    most, mean = (min(usual, max(errors)) for usual, errors in zip(rounding, zip(*seen, strict=True), strict=True))
+    return most, mean
 
 
 def stated_limit(

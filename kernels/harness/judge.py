@@ -218,7 +218,14 @@ class Judge:
         for number, (to_double, again) in enumerate(ways, start=1):
             try:
                 made = criterion.exact_of(self.definition.reference, arguments, noise, to_double, twice=again)
-                return made if noise is not None or large else self.sharper(made, case, seed, arguments, to_double)
+                if noise is not None or (large and self.device.type == "cpu"):
+                    return made
+                try:
+                    return self.sharper(made, case, seed, arguments, to_double)
+                except torch.OutOfMemoryError:
+                    if not large:
+                        raise
+                    return made
             except (torch.OutOfMemoryError, MemoryError):
                 if number == len(ways):
                     raise

@@ -12,6 +12,7 @@ import torch
 from kernels.forms.definition import Arguments, in_double
 from kernels.harness.criterion import (
     Errors,
+    Exact,
     ReferenceRaised,
     allowed_errors,
     error_distance,
@@ -230,6 +231,24 @@ def test_a_tolerance_that_would_pass_nothing_at_all_is_lowered(name: str, atol: 
     for answer in (*trivial, *([x] if x.shape == right.shape else [])):
         verdict = kernelbench(reference, lambda _, answer=answer: answer, x, atol=atol)
         assert not verdict.passed, name
+
+
+def test_an_answer_of_a_few_numbers_to_other_inputs_is_not_right_by_chance() -> None:
+    """One number of one seed lies near that of another now and then: a share of their distance proves little."""
+
+    def reference(given: Arguments) -> torch.Tensor:
+        return given.args[0].square().mean() + 8
+
+    def exact(seed: int) -> Exact:
+        x = torch.rand(4096, generator=torch.Generator().manual_seed(seed))
+        return exact_of(reference, Arguments((x,), {}), torch.Generator().manual_seed(3), in_double)
+
+    passed = 0
+    for seed in range(100):
+        right = with_stale(exact(seed), exact(seed + 1000))
+        stale = reference(Arguments((torch.rand(4096, generator=torch.Generator().manual_seed(seed + 2000)),), {}))
+        passed += judge_output(stale, right, None, None, {"rtol": 1e-3, "atol": 1e-3, "baselines": 3.0})[0].passed
+    assert passed <= 3, "within 64 roundings of float32 is right: 8 in 1,000 by chance"
 
 
 def test_an_answer_that_is_rightly_zero_passes_under_any_tolerance() -> None:

@@ -161,6 +161,11 @@ SMALL_ANSWERS = {
     "norm": ("x / torch.norm(x, p='fro')", ""),
     "mean": ("x.mean(dim=1) * 1e-5", ""),
     "constant": ("x * 0 + 3", "mean other_inputs"),
+    "nearly_constant": ("2 + 5e-5 * x ** 30", ""),
+    "one_number": ("x.mean()", "mean"),
+    "one_number_of_squares": ("x.square().mean() * 3", "mean"),
+    "three_numbers": ("x[:3].mean(dim=1)", ""),
+    "tensors_of_its_own": ("torch.nn.functional.linear(x[:, :64], torch.rand(8, 64) * 0 + 1)", ""),
 }
 
 
