@@ -114,6 +114,8 @@ class Arena:
     trusted: set[str] = field(default_factory=set)
     """Baselines of a session that were judged while and after they were timed; from then on only their first answer to
     new inputs is judged."""
+    repeated_baselines: set[str] = field(default_factory=set)
+    """Baselines of which many calls were judged in a case before. A fault of theirs makes no kernel look faster."""
     lends: bool | None = None
     """Whether answers can be copied on the device; None before it was tried."""
     last_seed: tuple[str, int] = ("", 0)
@@ -339,8 +341,11 @@ class Arena:
         reason = self.afterthoughts(name, case)
         if reason:
             return replace(fault, passed=False, reason=reason)
-        if original_name(name) != name:  # the code of a control is judged where it is not one
+        # The code of a control is judged where it is not one.
+        if original_name(name) != name or name in self.repeated_baselines:
             return fault
+        if hand.is_baseline:
+            self.repeated_baselines.add(name)
         return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
 
     def judge_collected(self, hand: Hand, case: OwnCase) -> None:

@@ -296,6 +296,23 @@ def test_a_wrong_answer_among_collected_ones_is_told_to_be_of_a_timed_call() -> 
     assert (hand.collected, field.judged_calls["b"]) == (0, 3)
 
 
+def test_many_calls_of_a_kernel_are_judged_in_each_case_and_those_of_a_baseline_in_the_first() -> None:
+    class Right(Clocked):
+        def ask(self, op: str, limit_s: float, /, **given: Any) -> dict[str, Any]:
+            if op == "judge_repeated":
+                return {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "calls": 2}
+            return {**super().ask(op, limit_s, **given), "fault": ""}
+
+    field = arena()
+    field.start = field.judge.start = lambda *_: cast(Any, Right((), sticky=False))
+    counts = []
+    for _ in range(3):
+        field.judged_calls.clear()
+        assert all(field.once_more(name, CASE).passed for name in ("a", "b"))
+        counts.append((field.judged_calls.get("a", 0) > 1, field.judged_calls.get("b", 0) > 1))
+    assert counts == [(True, True), (False, True), (False, True)], "a is the baseline"
+
+
 # What was right when it was let in is judged again after it was timed: a kernel that turns wrong has no timings.
 
 
