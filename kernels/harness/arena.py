@@ -23,7 +23,7 @@ import torch
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built, Crew
 from kernels.harness.facts import log_line
-from kernels.harness.hands import FIRST_BATCH, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn
+from kernels.harness.hands import FIRST_BATCH, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn, remark_on
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
 from kernels.harness.judging import Judged, Outcome, Session, send_outcome
 from kernels.harness.own import OwnCase
@@ -149,9 +149,11 @@ class Arena:
 
     def close(self) -> None:
         """Ends every process and removes every file."""
-        for hand in self.hands.values():
+        hands = (*self.hands.values(), self.judge)
+        for hand in hands:
+            hand.kill()
+        for hand in hands:
             hand.end()
-        self.judge.end()
         self.scratch.close()
 
     def verdict(self, hand: Hand, case: OwnCase, seed: int, answer: Mapping[str, Any]) -> Check:
@@ -585,16 +587,6 @@ def check_of(reply: Mapping[str, Any]) -> Check:
     """The verdict in the judge's reply."""
     error, limit = (float("nan") if reply[key] is None else float(reply[key]) for key in ("max_abs_error", "limit"))
     return Check(bool(reply["passed"]), error, limit, str(reply["reason"])[:300])
-
-
-def remark_on(hand: Hand) -> str:
-    """The remark of the form of the workload on a wrong answer, to follow the reason; empty if there is none."""
-    try:
-        remark = str(hand.ask("remark")["words"])[:200]
-    except (Lost, Answered, Unavailable):
-        hand.fault = None
-        return ""
-    return f"; {remark}" if remark else ""
 
 
 def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:

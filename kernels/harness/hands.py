@@ -148,12 +148,27 @@ class Hand:
             self.limits.record_baseline(op, time.monotonic() - began)
         return reply
 
+    def kill(self) -> None:
+        """Kills the process without waiting for its end, as before those of others are ended too."""
+        for worker in filter(None, (self.worker, self.loading)):
+            worker.kill()
+
     def end(self) -> None:
         """Ends the process; nothing of it is left."""
         for worker in (self.worker, self.loading):
             if worker is not None:
                 worker.end()
         self.worker = self.loading = None
+
+
+def remark_on(hand: Hand) -> str:
+    """The remark of the form of the workload on a wrong answer, to follow the reason; empty if there is none."""
+    try:
+        remark = str(hand.ask("remark")["words"])[:200]
+    except (Lost, Answered, Unavailable):
+        hand.fault = None
+        return ""
+    return f"; {remark}" if remark else ""
 
 
 def waited_s(pid: int | None) -> float:

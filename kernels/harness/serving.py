@@ -2,8 +2,8 @@
 
 The agent writes `{"step": "build"}` to standard input; the step's facts and acknowledgements use the same streams as
 when it is started by itself. After them comes `{"fact": "step_ended", "code": 0}`. This process runs no code of a user,
-makes no CUDA context and holds nothing of a step. The workers of a step are forks of a process that the step forks
-before it does anything else, so they import torch as little as the step does.
+makes no CUDA context, and of a step it holds nothing but what the workload was found to be. The workers of a step are
+forks of a process that the step forks before it does anything else, so they import torch as little as the step does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from kernels.harness.several_gpus import CaseQueue, GpuProcess, GpuSlot, shares_
 from kernels.harness.users import own_workload, users_for_run
 
 CHILD_SUBREAPER = 36
+APART = "environment"
+"""The step that needs no workers."""
 ENDED = "the step has ended"
 """The last line of a step's log."""
 
@@ -38,7 +40,7 @@ def serve_steps(options: Sequence[str], perform: Perform, gpus: Sequence[str] = 
     the UUIDs of several GPUs; if none are given, those of the machine are used."""
     spec = Path(options[options.index("--spec") + 1])
     own = own_workload(spec)
-    error = preload(own)
+    error = import_for_steps(own)
     adopt_orphans()
     answer = {} if error else in_fork(probe_torch)
     found_gpus = answer.pop("gpus", None)
@@ -46,22 +48,29 @@ def serve_steps(options: Sequence[str], perform: Perform, gpus: Sequence[str] = 
         gpus = found_gpus
     send("preloaded", error=error, **answer)
     with users_for_run(own):
-        perform_all(options, perform, error, own is not None, gpus if shares_cases(spec) else ())
+        perform_all(options, perform, error, own, gpus if shares_cases(spec) else ())
     return 0
 
 
-def perform_all(options: Sequence[str], perform: Perform, error: str, has_workers: bool, gpus: Sequence[str]) -> None:
+def perform_all(options: Sequence[str], perform: Perform, error: str, own: Path | None, gpus: Sequence[str]) -> None:
     """Performs each step that is named on standard input, until the input ends. With several GPUs the measuring step
-    is performed on each of them."""
+    is performed on each of them. What only workers need is imported while the environment is looked at, which needs
+    none of them."""
+    waits_for_workers = own is not None and not error
     while line := read_line():
         step = str(json.loads(line)["step"])
         arguments = [step, *options]
-        if error:
+        pid = fork_step(arguments, perform, has_workers=False) if step == APART and not error else None
+        if waits_for_workers and own is not None:
+            error, waits_for_workers = import_for_workers(own), False
+        if pid is not None:
+            code = wait_for_fork(pid)
+        elif error:
             code = start_step(arguments)
         elif step == "measure" and len(gpus) > 1:
-            code = share_step(arguments, perform, has_workers, gpus)
+            code = share_step(arguments, perform, own is not None, gpus)
         else:
-            code = wait_for_fork(fork_step(arguments, perform, has_workers))
+            code = wait_for_fork(fork_step(arguments, perform, own is not None))
         end_descendants()
         log_line(ENDED)
         send("step_ended", code=code)
@@ -72,24 +81,36 @@ def send(fact: str, **keys: object) -> None:
     os.write(1, (json.dumps({"fact": fact, **keys}) + "\n").encode())
 
 
-def preload(own: Path | None) -> str:
-    """Imports what steps and workers need. Returns why that fails, and an empty string otherwise. After a failed import
-    each step is started by itself: an interpreter in which torch failed to import cannot say why it fails."""
+def import_for_steps(own: Path | None) -> str:
+    """Imports what steps need. Returns why that fails, and an empty string otherwise. After a failed import each step
+    is started by itself: an interpreter in which torch failed to import cannot say why it fails."""
     try:
-        if own is None:
-            import torch  # noqa: F401
-        else:
+        if own is not None:
             from kernels.harness.settings import apply_worker_settings
 
             apply_worker_settings()
-            from kernels.harness.processes import worker_modules
-
-            for name in worker_modules(own):
-                __import__(name)
         import kernels.harness.steps  # noqa: F401
+
+        if own is not None:
+            from kernels.harness.starting import NOTE
+
+            NOTE.open()
     except Exception as exc:
         return f"{type(exc).__name__}: {exc}"
     gc.freeze()  # a fork that looked through all objects would copy them
+    return ""
+
+
+def import_for_workers(own: Path) -> str:
+    """Imports what the workers of a workload need besides. Returns why that fails, as `import_for_steps` does."""
+    try:
+        from kernels.harness.processes import worker_modules
+
+        for name in worker_modules(own):
+            __import__(name)
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    gc.freeze()
     return ""
 
 

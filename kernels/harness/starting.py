@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -36,12 +39,52 @@ def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) ->
     return start
 
 
+class DescriptionNote:
+    """The description of a workload that an earlier step has read, in a file without a name that only the steps of one
+    server hold. Without a server nothing is noted."""
+
+    def __init__(self) -> None:
+        self.file: IO[bytes] | None = None
+
+    def open(self) -> None:
+        """Lets the forks of this process share what one of them notes."""
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the process
+
+    def read(self, workload: OwnWorkload) -> Mapping[str, Any] | None:
+        """The description of these files as they are now; None where it is not noted."""
+        if self.file is None or not os.fstat(self.file.fileno()).st_size:
+            return None
+        state, description = json.loads(os.pread(self.file.fileno(), 1 << 26, 0))
+        return description if state == files_state(workload) else None
+
+    def write(self, workload: OwnWorkload, description: Mapping[str, Any]) -> None:
+        """Notes a description for the steps to come."""
+        if self.file is not None:
+            os.ftruncate(self.file.fileno(), 0)
+            os.pwrite(self.file.fileno(), json.dumps([files_state(workload), description]).encode(), 0)
+
+
+NOTE = DescriptionNote()
+
+
+def files_state(workload: OwnWorkload) -> list[Any]:
+    """What differs when a file of the workload does: form, and path, size and time of change of each file."""
+    path = Path(workload.path)
+    files = [(file, file.stat()) for file in sorted(path.rglob("*") if path.is_dir() else path.parent.rglob("*"))]
+    return [workload.form, str(path), *([str(file), stat.st_size, stat.st_mtime_ns] for file, stat in files)]
+
+
 def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
     """The description of a workload. Raises `BadSpec`, with file and line, where it cannot be read."""
+    noted = NOTE.read(workload)
+    if noted is not None:
+        return noted
     start = worker_starter(workload, environment.default_device(), 1)
     reader = Hand(JUDGE, partial(start, JUDGE), AnswerLimits(READING_LIMIT_S))
     try:
-        return reader.ask("describe")
+        description = reader.ask("describe")
+        NOTE.write(workload, description)
+        return description
     except (Lost, Answered) as exc:
         raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
     finally:

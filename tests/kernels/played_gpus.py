@@ -78,7 +78,7 @@ if __name__ == "__main__":
     several_gpus.MOST_DIFFERENCE = played.get("most_difference", several_gpus.MOST_DIFFERENCE)  # type: ignore[misc]
     several_gpus.READY_LIMIT_S = played.get("ready_limit_s", several_gpus.READY_LIMIT_S)  # type: ignore[misc]
     if "actions" in played:
-        perform_all(options, play_step, "", False, played["gpus"])
+        perform_all(options, play_step, "", None, played["gpus"])
     else:
         from kernels.harness.__main__ import main
 

@@ -296,7 +296,7 @@ def test_a_wrong_answer_among_collected_ones_is_told_to_be_of_a_timed_call() -> 
     assert (hand.collected, field.judged_calls["b"]) == (0, 3)
 
 
-def test_many_calls_of_a_kernel_are_judged_in_each_case_and_those_of_a_baseline_in_the_first() -> None:
+def test_many_calls_of_a_kernel_are_judged_in_each_case_and_of_a_baseline_once() -> None:
     class Right(Clocked):
         def ask(self, op: str, limit_s: float, /, **given: Any) -> dict[str, Any]:
             if op == "judge_repeated":

@@ -137,7 +137,7 @@ def run(told: Mapping[str, Any]) -> None:
     if "--spec" in sys.argv:  # the harness: where it has workers, their server is a fork made as early as this
         serving = importlib.import_module("kernels.harness.serving")
         own = serving.own_workload(Path(sys.argv[sys.argv.index("--spec") + 1]))
-        if own is not None and not serving.preload(own):
+        if own is not None and not (serving.import_for_steps(own) or serving.import_for_workers(own)):
             importlib.import_module("kernels.harness.processes").fork_worker_server()
     runpy.run_module(told["module"], run_name="__main__", alter_sys=True)
 
