@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import formatdate
 from functools import cached_property
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
 from urllib.parse import parse_qsl
@@ -186,10 +187,19 @@ class Listener(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
 
+class Head(HTTPMessage):
+    """The head of a request. The parser would take the head of an upload in parts for a message with parts, and compile
+    a pattern for its boundary."""
+
+    def get_content_maintype(self) -> str:
+        return "text"
+
+
 class Exchange(BaseHTTPRequestHandler):
     """One client's connection. It buffers answers, logs nothing, and can reset the connection."""
 
     protocol_version = "HTTP/1.1"
+    MessageClass = Head
     wbufsize = -1
     disable_nagle_algorithm = True
     server: Listener

@@ -53,7 +53,7 @@ class StoredObject:
     blob: str
     parts: int = 0
     """From how many objects it was composed; 0 if it was uploaded."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def body(self) -> str:
         """The object as JSON text for the index."""

@@ -56,5 +56,7 @@ def select_fields(document: Any, selection: Selection) -> Any:
         return document
     if isinstance(document, list):
         return [select_fields(entry, selection) for entry in document]
-    below = {name: selection[key] for name in document for key in (name, "*") if key in selection}
-    return {name: select_fields(document[name], deeper) for name, deeper in below.items()}
+    if "*" in selection:
+        selection = dict.fromkeys(document, selection["*"])
+    wanted = ((name, below) for name, below in selection.items() if name in document)
+    return {name: select_fields(document[name], below) if below else document[name] for name, below in wanted}

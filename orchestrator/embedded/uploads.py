@@ -19,6 +19,7 @@ QUANTUM = 256 << 10
 """Until its end, a resumable upload keeps a multiple of this many bytes."""
 HEAD_BYTES = 1 << 16
 IN_MEMORY_BYTES = 1 << 20
+BOUNDARY_LINE = re.compile(rb"(?:\A|\r?\n)--([^\r\n]*)(?=(\r?\n))")
 RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 HASHES = {"crc32c": "crc32c", "md5": "md5Hash"}
 
@@ -73,10 +74,12 @@ def parts_of(spool: IO[bytes], boundary: bytes) -> tuple[Document, int, int]:
     spool.seek(0)
     head = spool.read(HEAD_BYTES)
     mark = b"--" + boundary
-    pieces = re.split(rb"(?:\A|\r?\n)" + re.escape(mark) + rb"[ \t]*\r?\n", head, maxsplit=2)
-    if len(pieces) < 3:
+    # Every client draws a boundary for each request: a pattern with it would be compiled each time.
+    lines = (line for line in BOUNDARY_LINE.finditer(head) if line[1].rstrip(b" \t") == boundary)
+    first, second = next(lines, None), next(lines, None)
+    if first is None or second is None:
         raise wrong
-    description, data_head = split_part(pieces[1]), split_part(pieces[2])
+    description, data_head = split_part(head[first.end(2) : second.start()]), split_part(head[second.end(2) :])
     if description is None or data_head is None:
         raise wrong
     try:
