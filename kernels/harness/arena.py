@@ -78,8 +78,7 @@ CLOCK_LEAST_SAMPLES = 5
 
 @dataclass
 class Arena:
-    """All processes of one step. Inputs that are timed are drawn from `seed`; those that are checked come from
-    `secrets`."""
+    """All processes of one step. Timed inputs are drawn from `seed`, checked ones from `secrets`."""
 
     device: torch.device
     seed: int
@@ -109,11 +108,9 @@ class Arena:
     """Whether the device is busy, as no worker says."""
     places: dict[str, list[int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
-    """The implementations that have answered at least once. If the device fails before that, the device itself may be
-    the cause."""
+    """Implementations that have answered. If the device fails before that, the device itself may be the cause."""
     trusted: set[str] = field(default_factory=set)
-    """Baselines of a session that were judged while and after they were timed; from then on only their first answer to
-    new inputs is judged."""
+    """Baselines of a session judged while and after they were timed; later only their first answer to new inputs is."""
     repeated_baselines: set[str] = field(default_factory=set)
     """Baselines of which many calls were judged in a case before. A fault of theirs makes no kernel look faster."""
     lends: bool | None = None
@@ -340,14 +337,12 @@ class Arena:
         fault = self.verdict(hand, case, seed, answer)
         if not fault.passed:
             return replace(fault, reason=f"right before timing, wrong after: {fault.reason}")
-        reason = self.afterthoughts(name, case)
-        if reason:
+        if reason := self.afterthoughts(name, case):
             return replace(fault, passed=False, reason=reason)
         # The code of a control is judged where it is not one.
         if original_name(name) != name or name in self.repeated_baselines:
             return fault
-        if hand.is_baseline:
-            self.repeated_baselines.add(name)
+        self.repeated_baselines |= {name} if hand.is_baseline else set()
         return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
 
     def judge_collected(self, hand: Hand, case: OwnCase) -> None:
