@@ -26,12 +26,7 @@ REASONS = {
 
 
 UNWRITTEN = frozenset(
-    {
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR_WRITE,
-        sqlite3.SQLITE_IOERR_SHMSIZE,
-        sqlite3.SQLITE_IOERR_TRUNCATE,
-    }
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE}
 )
 """SQLite's error codes for a full disk, an exceeded quota, and a limit on the size of files."""
 STATUSES = {

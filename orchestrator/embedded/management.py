@@ -63,11 +63,7 @@ class Management(BodyPart):
                 ("GET", "operations/{name}", self.get_operation),
             ),
             *(route for version in ("v3", "v1") for route in self._project_routes(version)),
-            *make_routes(
-                "iam",
-                "/v1/",
-                ("POST", "permissions:queryTestablePermissions", self.testable_permissions),
-            ),
+            *make_routes("iam", "/v1/", ("POST", "permissions:queryTestablePermissions", self.testable_permissions)),
             *make_routes(
                 "iam",
                 "/v1/projects/{project}",

@@ -107,11 +107,7 @@ class MetadataServer:
                 "tags": [],
                 "zone": f"projects/{guest.project_number}/zones/{guest.zone}",
             },
-            "project": {
-                "attributes": {},
-                "numeric-project-id": int(guest.project_number),
-                "project-id": guest.project,
-            },
+            "project": {"attributes": {}, "numeric-project-id": int(guest.project_number), "project-id": guest.project},
             "universe": {"universe-domain": "googleapis.com"},
         }
 

@@ -134,7 +134,7 @@ class Storage:
             event = self._event(stored)
             if event is not None:
                 self.witness(event["run_id"], event["writer"], event["kind"], event.get("data", {}))
-        return self.document(stored)
+        return object_document(self.url, stored)
 
     def _event(self, stored: StoredObject) -> Document | None:
         try:
@@ -167,7 +167,7 @@ class Storage:
         data = receive_body(self.store, pieces())
         destination = body.get("destination") or {}
         wanted = Preconditions.read(request.query)
-        return self.document(self.store.commit(bucket, name, destination, data, wanted, parts=parts))
+        return object_document(self.url, self.store.commit(bucket, name, destination, data, wanted, parts=parts))
 
     def rewrite(self, request: HttpRequest, bucket: str, name: str, to_bucket: str, to_name: str) -> Document:
         changes = request.document()
@@ -179,13 +179,13 @@ class Storage:
         wanted = Preconditions.read(request.query)
         stored = self.store.commit(to_bucket, to_name, {**kept, **changes}, data, wanted, parts=source.parts)
         if "/copyTo/" in request.path:
-            return self.document(stored)
+            return object_document(self.url, stored)
         return {
             "kind": "storage#rewriteResponse",
             "totalBytesRewritten": str(stored.size),
             "objectSize": str(stored.size),
             "done": True,
-            "resource": self.document(stored),
+            "resource": object_document(self.url, stored),
         }
 
     # Listings and downloads
@@ -216,7 +216,7 @@ class Storage:
                     start = after_all(groups[-1])
                     has_more = bool(start)
                     break
-                items.append(self.document(found))
+                items.append(object_document(self.url, found))
         answer: Document = {"kind": "storage#objects"}
         answer |= {"items": items} if items else {}
         answer |= {"prefixes": groups} if groups else {}
@@ -227,7 +227,7 @@ class Storage:
         if request.query.get("alt") == "media":
             return self.download(request, bucket, name)
         stored = self.store.get(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
-        return self.document(stored)
+        return object_document(self.url, stored)
 
     def download(self, request: HttpRequest, bucket: str, name: str) -> Reply:
         stored, file = self.store.read(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
@@ -260,13 +260,13 @@ class Storage:
 
     def patch(self, request: HttpRequest, bucket: str, name: str) -> Document:
         wanted = Preconditions.read(request.query)
-        return self.document(self.store.patch(bucket, name, request.document(), wanted))
+        return object_document(self.url, self.store.patch(bucket, name, request.document(), wanted))
 
     def update(self, request: HttpRequest, bucket: str, name: str) -> Document:
         """Replaces the fields of an object. A field that the request does not have is removed."""
         fields = dict.fromkeys(KEPT) | request.document()
         stored = self.store.patch(bucket, name, fields, Preconditions.read(request.query), merge=False)
-        return self.document(stored)
+        return object_document(self.url, stored)
 
     def delete(self, request: HttpRequest, bucket: str, name: str) -> None:
         self.store.delete(bucket, name, Preconditions.read(request.query), request.query.get("generation"))
@@ -293,9 +293,6 @@ class Storage:
             single = HttpRequest(method, target, inner[0], iter([body]), len(body), request.vm)
             answers.append((outer[0].get("content-id", ""), self.router.answer(single)))
         return batch_reply(answers)
-
-    def document(self, stored: StoredObject) -> Document:
-        return object_document(self.url, stored)
 
 
 @lru_cache(8192)

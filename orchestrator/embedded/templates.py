@@ -85,10 +85,7 @@ class TemplateStore(BodyPart):
 
     def _begin_operation(self, kind: str, name: str, identity: str, request: HttpRequest) -> Document:
         operation = self.operations.begin(
-            kind,
-            OperationTarget("", self._path(name), identity),
-            self.timeline.now(),
-            sender_of(request, self.project),
+            kind, OperationTarget("", self._path(name), identity), self.timeline.now(), sender_of(request, self.project)
         )
         self.timeline.call_later(0.05, lambda: self.operations.finish(operation, self.timeline.now()))
         return self.operations.listed[operation]

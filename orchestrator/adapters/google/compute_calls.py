@@ -79,13 +79,7 @@ def rate_pause_s(exc: Exception, planned_s: float) -> float:
 class Calls:
     """Sends requests for one project, again when an answer is lost, a bounded number of times."""
 
-    def __init__(
-        self,
-        project: str,
-        session: Session,
-        clock: Clock,
-        patience: CallPatience,
-    ) -> None:
+    def __init__(self, project: str, session: Session, clock: Clock, patience: CallPatience) -> None:
         self.project = project
         self.clock = clock
         self._session = session
@@ -137,10 +131,7 @@ class Calls:
         operations = self.client(compute_v1.ZoneOperationsClient)
         request = compute_v1.ListZoneOperationsRequest(project=self.project, zone=zone, filter=wanted, max_results=500)
         doing = f"read the operation log of {zone}"
-        found: list[compute_v1.Operation] = self.ask(
-            lambda: list(operations.list(request, **self.once)),
-            doing,
-        )
+        found: list[compute_v1.Operation] = self.ask(lambda: list(operations.list(request, **self.once)), doing)
         return sorted(found, key=lambda one: parse_time(one.insert_time) or self.clock.now())
 
     def wait(
