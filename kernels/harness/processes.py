@@ -40,11 +40,10 @@ SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
 
 
-COMPILER, TRITON = "kernels.harness.compiler_modules", "kernels.harness.triton_modules"
-IMPORTED_FOR = {COMPILER: (b"torch.compile", b"class Model"), TRITON: (b"triton",)}
-"""Modules that take a worker long to import, and what in a workload's files says that it will."""
-SETS_COMPILER = (b"TORCHINDUCTOR_", b"TORCH_COMPILE", b"TORCH_LOGS", b"TORCHDYNAMO_")
-"""Settings that the compiler reads at its import: where a workload makes them it is not imported earlier."""
+IMPORTED_FOR = {"torch._dynamo": (b"torch.compile", b"class Model"), "kernels.harness.triton_modules": (b"triton",)}
+"""Modules that take a worker long to import, and what in a workload's files says that it will. The compiler's backend,
+`torch._inductor`, is not among them: what forks compiled with a backend imported before them did not launch on an H100
+(too many resources requested)."""
 
 
 def worker_modules(workload: Path) -> list[str]:
@@ -52,8 +51,6 @@ def worker_modules(workload: Path) -> list[str]:
     folder = workload if workload.is_dir() else workload.parent
     sources = [one.read_bytes() for one in folder.glob("*.py")]
     wanted = [name for name, marks in IMPORTED_FOR.items() if any(mark in text for text in sources for mark in marks)]
-    if COMPILER in wanted and any(mark in text for text in sources for mark in SETS_COMPILER):
-        wanted.remove(COMPILER)
     device_code = ["kernels.device_code"] if torch.version.cuda else []
     return ["kernels.harness.worker", *device_code, *wanted]
 

@@ -43,8 +43,6 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
     show_frames(settings["frames"])
     if settings.get("user"):
         become_user(**settings["user"])
-        if "kernels.harness.compiler_modules" in sys.modules:
-            sys.modules["kernels.harness.compiler_modules"].keep_own_headers()
         end_with_parent()  # who becomes another user is not ended with its parent any more
     confine()
     handles = Handles()
