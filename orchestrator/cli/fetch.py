@@ -29,6 +29,7 @@ from orchestrator.report.answer import (
     HERE,
     AnswerRow,
     Failure,
+    doubts_in_words,
     failures,
     largest,
     microseconds,
@@ -171,6 +172,7 @@ class Answer:
         if shown:
             parts += [_tables(shown, case_labels(study.case_ids), several=len(study.kernels) > 1)]
             parts.append(Text(_legend(shown), "dim"))
+            parts += [Text(words, "yellow") for words in doubts_in_words(shown, study)[:1]]
         if not brief:
             modes = [f"{row.kernel} has two modes: {row.modes}" for row in shown if row.modes]
             parts += [Text(words, "yellow") for words in modes[:1]]

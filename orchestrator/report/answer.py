@@ -4,6 +4,7 @@ and table that a person reads first shows this."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -143,6 +144,29 @@ def _row(case: Case, kernel: str) -> AnswerRow | None:
         contrast.verdict.value if contrast is not None else "", why or (contrast.doubt if contrast is not None else ""),
         timing.modes_text,
     )  # fmt: skip
+
+
+def doubts_in_words(rows: Sequence[AnswerRow], study: Study) -> list[str]:
+    """A sentence for each reason against verdicts, with the verdicts that another regime has on the same comparisons:
+    `no verdict in 2 rows: below the timer's resolution; in graph: faster in 2`."""
+    by_pair = {
+        (case.setting, case.case_id, one.subject, one.baseline): one for case in study.cases for one in case.contrasts
+    }
+    doubtful: dict[str, list[AnswerRow]] = {}
+    for row in rows:
+        if row.contrast is not None and row.contrast.doubt:
+            doubtful.setdefault(row.contrast.doubt, []).append(row)
+    sentences = []
+    for doubt, doubtful_rows in doubtful.items():
+        verdicts = Counter(
+            (setting.regime, one.verdict.value)
+            for row in doubtful_rows
+            for (setting, *pair), one in by_pair.items()
+            if pair == [row.case.case_id, row.kernel, row.baseline] and setting != row.case.setting and not one.doubt
+        )
+        elsewhere = "".join(f"; in {regime}: {verdict} in {times}" for (regime, verdict), times in verdicts.items())
+        sentences.append(f"no verdict in {count(len(doubtful_rows), 'row')}: {doubt}{elsewhere}")
+    return sentences
 
 
 def largest(rows: Sequence[AnswerRow], most: int) -> tuple[tuple[AnswerRow, ...], int]:

@@ -241,6 +241,18 @@ def answer_lines(report: Report, state: str, width: int, *, verbose: bool = Fals
     return text.getvalue().splitlines()
 
 
+def test_a_terminal_says_why_there_is_no_verdict_and_what_the_other_regime_says() -> None:
+    speeds = {"bench": 1.3, "sdpa:default": 1.0, "bench:aa": 1.3}
+    burst = records(lengths=(128, 256), speeds=speeds, timer_overhead_us="4", cache="cold")
+    graph = records(lengths=(128, 256), speeds=speeds, regime="graph", cache="cold")
+    report = reported(csv_text([*burst, *graph]), cases_total=2)
+    assert [one.verdict.value for one in report.study.contrasts] == ["inconclusive"] * 2 + ["faster"] * 2
+    lines = answer_lines(report, "succeeded", 100)
+    assert "no verdict in 2 rows: below the timer's resolution; in graph: faster in 2" in lines
+    decided = records(lengths=(1024,), speeds=speeds, timer_overhead_us="1", cache="cold")
+    assert not [line for line in answer_lines(reported(csv_text(decided)), "succeeded", 100) if "no verdict" in line]
+
+
 @pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize(("wrong", "second"), [(0, ""), (1, ""), (1, "alpha"), (3, ""), (4, ""), (4, "alpha")])
 @pytest.mark.parametrize(("width", "reason"), [(80, "max abs error 3"), (80, REASON), (200, REASON * 9)])
