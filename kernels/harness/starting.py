@@ -70,7 +70,7 @@ NOTE = DescriptionNote()
 def files_state(workload: OwnWorkload) -> list[Any]:
     """What differs when a file of the workload does: form, and path, size and time of change of each file."""
     path = Path(workload.path)
-    files = [(file, file.stat()) for file in sorted(path.rglob("*") if path.is_dir() else path.parent.rglob("*"))]
+    files = [(file, file.lstat()) for file in sorted(path.rglob("*") if path.is_dir() else path.parent.rglob("*"))]
     return [workload.form, str(path), *([str(file), stat.st_size, stat.st_mtime_ns] for file, stat in files)]
 
 
