@@ -102,7 +102,7 @@ class EventLog:
         self._read([entry.name for entry in clients])
         if self._crowded:
             _, machines = self._unread(self._of_machines())
-        self._read(self._within_bounds(machines))
+        self._read(self._within_bounds(machines) if machines or self._over else [])
         return tuple(sorted(self._events.values(), key=lambda event: event.order))
 
     def _listed(self) -> Sequence[ObjectEntry]:

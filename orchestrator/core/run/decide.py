@@ -55,7 +55,7 @@ def open_offers(run: Run, offers: Sequence[Offer], ttl_s: int | None = None) -> 
     ranked = rank_offers([offer for offer in open_ones if _same_gpu(run, offer, offers)], hints=hints, last=last_zones)
     spot_first = not _on_demand_is_due(run)
     ordered = sorted(ranked, key=lambda offer: (order[offer.gpu], (offer.provisioning == SPOT) != spot_first))
-    return tuple(offer for offer in ordered if _affordable(run, offer, ttl_s))
+    return _affordable(run, ordered, ttl_s)
 
 
 SHORTEST_QUEUE_S: Final = 90
@@ -79,7 +79,8 @@ LASTING: Final = frozenset({"notFound", "invalid", "conditionNotMet"})
 
 def _refusals(run: Run) -> list[ZoneExhausted]:
     """What the present attempt was refused, in every round."""
-    return [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (run.next_attempt, run.generation)]
+    attempt = run.next_attempt
+    return [fact for fact in run.exhausted if (fact.attempt, fact.generation) == (attempt, run.generation)]
 
 
 def _blocks(fact: ZoneExhausted, offer: Offer) -> bool:
@@ -99,13 +100,14 @@ def _on_demand_is_due(run: Run) -> bool:
     return after is not None and sum(1 for vm in run.vms if vm.how in ("preempted", "lost")) >= after
 
 
-def _affordable(run: Run, offer: Offer, ttl_s: int | None) -> bool:
-    """Whether one more machine fits into what earlier ones have left of the hold. A deadline may have been enforced
-    late, and a machine that may still exist counts with all that it can cost."""
+def _affordable(run: Run, offers: Sequence[Offer], ttl_s: int | None) -> tuple[Offer, ...]:
+    """The offers of which one more machine fits into what earlier ones have left of the hold. A deadline may have been
+    enforced late, and a machine that may still exist counts with all that it can cost."""
     if run.hold_usd is None or run.plan is None:
-        return True
+        return tuple(offers)
     spent = sum((_highest_cost(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
-    return spent + ceiling_usd(offer.usd_per_hour, run.plan.ttl_s if ttl_s is None else ttl_s, 1) <= run.hold_usd
+    limit_s, left = run.plan.ttl_s if ttl_s is None else ttl_s, run.hold_usd - spent
+    return tuple(offer for offer in offers if ceiling_usd(offer.usd_per_hour, limit_s, 1) <= left)
 
 
 def _highest_cost(vm: Vm) -> Decimal:
