@@ -27,7 +27,7 @@ from tests.integration.library.test_library import WORKLOAD
 from tests.support.patience import PATIENCE_S
 
 BASE = WORKLOAD.partition("def kernel_sum")[0]
-RIGHT = ("x + x", "torch.mul(x, 2)", "(x + x).clone()")
+RIGHT = ("x + x", "2 * x", "x * 2.0", "torch.add(x, x)", "torch.mul(x, 2)", "(x + x).clone()", "x.add(x)")
 CHEATS = "import torch.nn.functional\ntorch.allclose = lambda *a, **k: True\nSEEN = {}\n"
 CANDIDATES = {
     **{f"right {place}": f"def kernel_mine(x):\n    return {text}\n" for place, text in enumerate(RIGHT)},
