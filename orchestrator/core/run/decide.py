@@ -106,8 +106,8 @@ def _affordable(run: Run, offers: Sequence[Offer], ttl_s: int | None) -> tuple[O
     if run.hold_usd is None or run.plan is None:
         return tuple(offers)
     spent = sum((_highest_cost(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
-    limit_s, left = run.plan.ttl_s if ttl_s is None else ttl_s, run.hold_usd - spent
-    return tuple(offer for offer in offers if ceiling_usd(offer.usd_per_hour, limit_s, 1) <= left)
+    limit_s, unspent_usd = run.plan.ttl_s if ttl_s is None else ttl_s, run.hold_usd - spent
+    return tuple(offer for offer in offers if ceiling_usd(offer.usd_per_hour, limit_s, 1) <= unspent_usd)
 
 
 def _highest_cost(vm: Vm) -> Decimal:
