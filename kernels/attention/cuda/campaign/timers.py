@@ -74,13 +74,13 @@ def by_harness(regime: str, calls: list[Call]) -> float:
 
 
 def by_do_bench(calls: list[Call]) -> float:
-    from triton.testing import do_bench  # type: ignore[import-not-found, unused-ignore]
+    from triton.testing import do_bench  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     return 1000 * float(do_bench(calls[0], return_mode="median"))
 
 
 def by_do_bench_graph(calls: list[Call]) -> float:
-    from triton.testing import do_bench_cudagraph  # type: ignore[import-not-found, unused-ignore]
+    from triton.testing import do_bench_cudagraph  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with torch.cuda.stream(torch.cuda.Stream()):
         return 1000 * float(do_bench_cudagraph(calls[0], return_mode="median"))
@@ -108,7 +108,7 @@ def by_cupti(calls: list[Call]) -> float:
 
 def by_nvbench(calls: list[Call]) -> float:
     """Return NVBench's mean of isolated measurements, each after it has cleared the L2 cache."""
-    import cuda.bench as bench  # type: ignore[import-not-found, unused-ignore]
+    import cuda.bench as bench  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     def present_call(state: Any) -> None:
         def launch(launched: Any) -> None:
