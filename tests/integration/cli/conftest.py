@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-import typer.testing
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
@@ -22,9 +19,6 @@ from tests.integration.cli.measured_runs import runs  # noqa: F401
 from tests.support.foreground import Ran
 from tests.support.local_cloud import local_cloud, start_cloud
 from tests.support.paced import held_at, paced_payload
-
-# typer's runner builds the command line for each command, which takes longer than a short command itself.
-typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 EMAIL = "bench-vm@bench-embedded.iam.gserviceaccount.com"
 """The account of the machines in the project of the embedded cloud."""
