@@ -342,7 +342,8 @@ class Arena:
         # The code of a control is judged where it is not one.
         if original_name(name) != name or name in self.repeated_baselines:
             return fault
-        self.repeated_baselines |= {name} if hand.is_baseline else set()
+        if hand.is_baseline:
+            self.repeated_baselines.add(name)
         return self.repeated(hand, case, (seed, seed ^ 0xB0B), max(REPEATED_S, REPEATED_SHARE * timed_s)) or fault
 
     def judge_collected(self, hand: Hand, case: OwnCase) -> None:

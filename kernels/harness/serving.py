@@ -56,13 +56,13 @@ def perform_all(options: Sequence[str], perform: Perform, error: str, own: Path 
     """Performs each step that is named on standard input, until the input ends. With several GPUs the measuring step
     is performed on each of them. What only workers need is imported while the environment is looked at, which needs
     none of them."""
-    waits_for_workers = own is not None and not error
+    not_imported_for = None if error else own
     while line := read_line():
         step = str(json.loads(line)["step"])
         arguments = [step, *options]
         pid = fork_step(arguments, perform, has_workers=False) if step == APART and not error else None
-        if waits_for_workers and own is not None:
-            error, waits_for_workers = import_for_workers(own), False
+        if not_imported_for is not None:
+            error, not_imported_for = import_for_workers(not_imported_for), None
         if pid is not None:
             code = wait_for_fork(pid)
         elif error:

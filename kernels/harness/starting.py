@@ -21,7 +21,7 @@ from kernels.harness.reading import BadSpec
 from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
 from kernels.harness.scratch import Scratch, roomy_folder
 from kernels.harness.spec import Spec, original_name
-from kernels.harness.users import JUDGE, open_users
+from kernels.harness.users import JUDGE, folder_of, open_users
 
 READING_LIMIT_S = 120.0
 
@@ -69,9 +69,8 @@ NOTE = DescriptionNote()
 
 def files_state(workload: OwnWorkload) -> list[Any]:
     """What differs when a file of the workload does: form, and path, size and time of change of each file."""
-    path = Path(workload.path)
-    files = [(file, file.lstat()) for file in sorted(path.rglob("*") if path.is_dir() else path.parent.rglob("*"))]
-    return [workload.form, str(path), *([str(file), stat.st_size, stat.st_mtime_ns] for file, stat in files)]
+    files = [(file, file.lstat()) for file in sorted(folder_of(Path(workload.path)).rglob("*"))]
+    return [workload.form, workload.path, *([str(file), stat.st_size, stat.st_mtime_ns] for file, stat in files)]
 
 
 def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:

@@ -149,23 +149,23 @@ def _row(case: Case, kernel: str) -> AnswerRow | None:
 def doubts_in_words(rows: Sequence[AnswerRow], study: Study) -> list[str]:
     """A sentence for each reason against verdicts, with the verdicts that another regime has on the same comparisons:
     `no verdict in 2 rows: below the timer's resolution; in graph: faster in 2`."""
-    by_pair = {
-        (case.setting, case.case_id, one.subject, one.baseline): one for case in study.cases for one in case.contrasts
-    }
-    doubtful: dict[str, list[AnswerRow]] = {}
+    without_doubt: dict[tuple[str, str, str], list[Contrast]] = {}
+    for contrast in study.contrasts:
+        if not contrast.doubt:
+            pair = contrast.case_id, contrast.subject, contrast.baseline
+            without_doubt.setdefault(pair, []).append(contrast)
+    doubtful: dict[str, list[Contrast]] = {}
     for row in rows:
         if row.contrast is not None and row.contrast.doubt:
-            doubtful.setdefault(row.contrast.doubt, []).append(row)
+            doubtful.setdefault(row.contrast.doubt, []).append(row.contrast)
     sentences = []
-    for doubt, doubtful_rows in doubtful.items():
-        verdicts = Counter(
-            (setting.regime, one.verdict.value)
-            for row in doubtful_rows
-            for (setting, *pair), one in by_pair.items()
-            if pair == [row.case.case_id, row.kernel, row.baseline] and setting != row.case.setting and not one.doubt
-        )
+    for doubt, contrasts in doubtful.items():
+        decided = [
+            each for one in contrasts for each in without_doubt.get((one.case_id, one.subject, one.baseline), ())
+        ]
+        verdicts = Counter((contrast.setting.regime, contrast.verdict.value) for contrast in decided)
         elsewhere = "".join(f"; in {regime}: {verdict} in {times}" for (regime, verdict), times in verdicts.items())
-        sentences.append(f"no verdict in {count(len(doubtful_rows), 'row')}: {doubt}{elsewhere}")
+        sentences.append(f"no verdict in {count(len(contrasts), 'row')}: {doubt}{elsewhere}")
     return sentences
 
 
