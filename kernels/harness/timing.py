@@ -3,13 +3,11 @@ alike."""
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +16,7 @@ from kernels.harness.calls import THESE
 from kernels.harness.clocks import Clocks, Reading
 from kernels.harness.energy import Drawn, measure_energy
 from kernels.harness.host import Host, HostReading
+from kernels.harness.settings import without_collector
 from kernels.harness.spec import STEADY
 from kernels.harness.stamps import utc_now
 from kernels.harness.stopping import REPEATS, Enough, never_stop
@@ -279,15 +278,3 @@ def warm_up(course: Course, called: dict[str, int], limit_s: float, clock: Calla
         called[name] += windows * WINDOW_BLOCKS * timer.calls_made
     course.number = 0
     return ended
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Disables the garbage collector, as its work would fall into a single measurement."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from kernels.harness import gate
 from kernels.harness.cupti import Activity, Trace, span_of, trace_activities
 from kernels.harness.regimes import BURST, SUSTAINED
+from kernels.harness.settings import without_collector
 from kernels.harness.timers import CudaTimer, Timed
-from kernels.harness.timing import without_collector
 from kernels.harness.turns import Contender, Turns
 from kernels.harness.workload import Unavailable
 
