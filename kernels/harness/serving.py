@@ -21,12 +21,13 @@ from pathlib import Path
 
 from kernels.harness.ending import end_with_parent, fork_process, list_descendants, wait_for_fork
 from kernels.harness.facts import log_line
+from kernels.harness.settings import apply_worker_settings, without_collector
 from kernels.harness.several_gpus import CaseQueue, GpuProcess, GpuSlot, shares_cases, slot_environment
 from kernels.harness.users import own_workload, users_for_run
 
 CHILD_SUBREAPER = 36
 APART = "environment"
-"""The step that needs no workers."""
+"""The step that needs no more than torch, nor do its workers."""
 ENDED = "the step has ended"
 """The last line of a step's log."""
 
@@ -42,12 +43,13 @@ def serve_steps(options: Sequence[str], perform: Perform, gpus: Sequence[str] = 
     own = own_workload(spec)
     error = import_for_steps(own)
     adopt_orphans()
-    answer = {} if error else in_fork(probe_torch)
-    found_gpus = answer.pop("gpus", None)
-    if not gpus and isinstance(found_gpus, list):
-        gpus = found_gpus
-    send("preloaded", error=error, **answer)
+    read_answer = dict if error else ask_fork(probe_torch)
     with users_for_run(own):
+        answer = read_answer()
+        found_gpus = answer.pop("gpus", None)
+        if not gpus and isinstance(found_gpus, list):
+            gpus = found_gpus
+        send("preloaded", error=error, **answer)
         perform_all(options, perform, error, own, gpus if shares_cases(spec) else ())
     return 0
 
@@ -60,7 +62,7 @@ def perform_all(options: Sequence[str], perform: Perform, error: str, own: Path 
     while line := read_line():
         step = str(json.loads(line)["step"])
         arguments = [step, *options]
-        pid = fork_step(arguments, perform, has_workers=False) if step == APART and not error else None
+        pid = fork_step(arguments, perform, own is not None) if step == APART and not error else None
         if not_imported_for is not None:
             error, not_imported_for = import_for_workers(not_imported_for), None
         if pid is not None:
@@ -86,10 +88,9 @@ def import_for_steps(own: Path | None) -> str:
     is started by itself: an interpreter in which torch failed to import cannot say why it fails."""
     try:
         if own is not None:
-            from kernels.harness.settings import apply_worker_settings
-
             apply_worker_settings()
-        import kernels.harness.steps  # noqa: F401
+        with without_collector():
+            import kernels.harness.steps  # noqa: F401
 
         if own is not None:
             from kernels.harness.starting import NOTE
@@ -106,8 +107,9 @@ def import_for_workers(own: Path) -> str:
     try:
         from kernels.harness.processes import worker_modules
 
-        for name in worker_modules(own):
-            __import__(name)
+        with without_collector():
+            for name in worker_modules(own):
+                __import__(name)
     except Exception as exc:
         return f"{type(exc).__name__}: {exc}"
     gc.freeze()
@@ -132,8 +134,8 @@ def probe_torch() -> dict[str, object]:
     return facts
 
 
-def in_fork(question: Callable[[], dict[str, object]]) -> dict[str, object]:
-    """The answer to a question, from a fork; without an answer an `error`."""
+def ask_fork(question: Callable[[], dict[str, object]]) -> Callable[[], dict[str, object]]:
+    """Asks a fork a question. What is returned waits for the answer; without one, that is an `error`."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -141,11 +143,15 @@ def in_fork(question: Callable[[], dict[str, object]]) -> dict[str, object]:
             os.write(writing, json.dumps(question()).encode())
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        answer = file.read()
-    os.waitpid(pid, 0)
-    facts: dict[str, object] = json.loads(answer or '{"error": "no answer about torch"}')
-    return facts
+
+    def read_answer() -> dict[str, object]:
+        with os.fdopen(reading, "rb") as file:
+            answer = file.read()
+        os.waitpid(pid, 0)
+        facts: dict[str, object] = json.loads(answer or '{"error": "no answer about torch"}')
+        return facts
+
+    return read_answer
 
 
 def adopt_orphans() -> None:

@@ -114,8 +114,9 @@ class Referee:
         and `Unavailable`."""
         spec, workload = self.session.spec, self.session.spec.workload
         assert isinstance(workload, OwnWorkload), "only workloads of users have sessions"
-        start = worker_starter(OwnWorkload(workload.form, path), self.session.device, spec.threads)
-        reader = Hand(JUDGE, partial(start, READER), AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
+        candidate, device = OwnWorkload(workload.form, path), self.session.device
+        start_reader = worker_starter(candidate, device, spec.threads, reads=True)
+        reader = Hand(JUDGE, partial(start_reader, READER), AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
         try:
             description = reader.ask("describe")
         finally:
@@ -127,6 +128,7 @@ class Referee:
             raise Unavailable(f"its kernel {taken[0]} has the name of a baseline of the session")
         if not names:
             raise Unavailable("it has no kernel")
+        start = worker_starter(candidate, device, spec.threads)
         for name in names:
             self.arena.hands[name] = Hand(name, partial(start, name), self.arena.limits)
             self.arena.hands[name].begin()

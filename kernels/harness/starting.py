@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from kernels.forms.load import FORMS
 from kernels.harness import environment, processes
 from kernels.harness.arena import Arena
 from kernels.harness.hands import UNKNOWN_LIMIT_S, AnswerLimits, Hand
@@ -22,14 +24,19 @@ from kernels.harness.sanitizer import PROGRAM, find_sanitizer, sanitizer_fault
 from kernels.harness.scratch import Scratch, roomy_folder
 from kernels.harness.spec import Spec, original_name
 from kernels.harness.users import JUDGE, folder_of, open_users
+from kernels.harness.workload import Workload
 
-READING_LIMIT_S = 120.0
+READING_LIMIT_S, AHEAD_LIMIT_S = 120.0, 20.0
+"""How long a workload may take to be read, in seconds: where its description is needed, and before."""
 
 
-def worker_starter(workload: OwnWorkload, device: torch.device, threads: int) -> Callable[[str], Worker]:
-    """A function that starts processes for a workload, each for the implementation of a name, or for the judge."""
+def worker_starter(
+    workload: OwnWorkload, device: torch.device, threads: int, *, reads: bool = False
+) -> Callable[[str], Worker]:
+    """A function that starts processes for a workload, each for the implementation of a name, or for the judge. With
+    `reads` they only describe the workload."""
     processes.prepare_workers(Path(workload.path))
-    settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
+    settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path, "reads": reads}
     users, path = open_users(), Path(workload.path)
 
     def start(name: str) -> Worker:
@@ -78,14 +85,36 @@ def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
     noted = NOTE.read(workload)
     if noted is not None:
         return noted
-    start = worker_starter(workload, environment.default_device(), 1)
-    reader = Hand(JUDGE, partial(start, JUDGE), AnswerLimits(READING_LIMIT_S))
+    reader = make_reader(workload, READING_LIMIT_S)
     try:
         description = reader.ask("describe")
         NOTE.write(workload, description)
         return description
     except (Lost, Answered) as exc:
         raise BadSpec(exc.reason(f"while {workload.path} was read")) from exc
+    finally:
+        reader.end()
+
+
+def make_reader(workload: OwnWorkload, limit_s: float) -> Hand:
+    """A process that describes a workload."""
+    start = worker_starter(workload, environment.default_device(), 1, reads=True)
+    return Hand(JUDGE, partial(start, JUDGE), AnswerLimits(limit_s))
+
+
+@contextlib.contextmanager
+def description_read_ahead(workload: Workload) -> Iterator[None]:
+    """Reads a user's workload while the block runs, and notes its description for later steps. Where that fails, as
+    before what the workload needs is installed, nothing is noted: the step that needs the description reads it."""
+    if NOTE.file is None or not isinstance(workload, OwnWorkload) or workload.form not in FORMS:
+        yield
+        return
+    reader = make_reader(workload, AHEAD_LIMIT_S)
+    try:
+        reader.begin()
+        yield
+        with contextlib.suppress(Lost, Answered):
+            NOTE.write(workload, reader.ask("describe"))
     finally:
         reader.end()
 

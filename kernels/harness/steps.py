@@ -27,7 +27,7 @@ from kernels.harness.regimes import case_regimes
 from kernels.harness.second_clock import ask_cupti
 from kernels.harness.several_gpus import own_slot
 from kernels.harness.spec import Spec, original_name
-from kernels.harness.starting import open_arena
+from kernels.harness.starting import description_read_ahead, open_arena
 from kernels.harness.workload import BuildFailed, BuildRecord, Case, one_line
 
 PLANNED, SECOND_CLOCK = "(planned)", "(second clock)"
@@ -45,16 +45,17 @@ def default_cache() -> Path:
 
 
 def record_environment(session: Session) -> int:
-    """Writes environment.json and sends a fact about the device."""
-    content = environment.environment_record(session.device, session.spec)
-    rows.write_text(session.out / "environment.json", json.dumps(content, indent=2) + "\n")
-    session.facts.send(
-        "environment",
-        path="environment.json",
-        device=content["device"],
-        device_kind=content["device_kind"],
-        torch=content["torch"],
-    )
+    """Writes environment.json and sends a fact about the device, while a user's workload is read."""
+    with description_read_ahead(session.spec.workload):
+        content = environment.environment_record(session.device, session.spec)
+        rows.write_text(session.out / "environment.json", json.dumps(content, indent=2) + "\n")
+        session.facts.send(
+            "environment",
+            path="environment.json",
+            device=content["device"],
+            device_kind=content["device_kind"],
+            torch=content["torch"],
+        )
     return DONE
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
 from kernels.harness.processes import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL
+from kernels.harness.settings import without_collector
 from kernels.harness.users import become_user
 from kernels.harness.workload import BuildFailed, Unavailable
 
@@ -45,6 +47,8 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
         become_user(**settings["user"])
         end_with_parent()  # who becomes another user is not ended with its parent any more
     confine()
+    if settings.get("reads"):
+        torch.compile = leave_uncompiled
     handles = Handles()
     device = torch.device(settings["device"])
     if settings["threads"]:
@@ -59,11 +63,13 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 os._exit(0)
             try:
                 if request["op"] == "load":
-                    definition = load_workload(settings["form"], file)
+                    with without_collector():
+                        definition = load_workload(settings["form"], file)
                     file = definition.file
                     name = request["name"]
                     subject = Judge(definition, device) if name is None else Bench(definition, name, device)
-                    prepare_device(device, times=name is not None)
+                    if not settings.get("reads"):
+                        prepare_device(device, times=name is not None)
                     reply: Reply = {"record": getattr(subject, "record", None)}
                 elif request["op"] == "ping":
                     reply = {}
@@ -77,6 +83,11 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 if device.type == "cuda" and reply["error"] != "unavailable":
                     reply["sticky"] = is_broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
+
+
+def leave_uncompiled(model: Any = None, **options: Any) -> Any:
+    """Takes the place of `torch.compile` where nothing is called: that would import the compiler, for seconds."""
+    return model if model is not None else partial(leave_uncompiled, **options)
 
 
 def prepare_device(device: torch.device, *, times: bool) -> None:

@@ -77,7 +77,35 @@ def test_the_steps_of_a_run_read_its_workload_once_until_a_file_changes(tmp_path
                 (tmp_path / "w" / "mine.py").write_text(text + "# changed\n")
             assert harness.step(step)[0] == 0, harness.log()
             counts.append(len(note.read_text().split()) - before)
-    assert counts == [0, 1, 3, 4], "the judge and two implementations, and once the process that describes it"
+    assert counts == [1, 0, 3, 4], (
+        "the process that describes it, while the environment is looked at; then the judge and two implementations"
+    )
+
+
+def test_what_cannot_be_read_beside_the_environment_is_read_when_it_is_needed(tmp_path: Path) -> None:
+    with served(tmp_path, "import installed_later\n" + HONEST) as harness:
+        harness.until("preloaded")
+        code, facts = harness.step("environment")
+        assert (code, named(facts, "problem")) == (0, []), harness.log()
+        assert harness.step("build")[0] != 0
+        (tmp_path / "w" / "installed_later.py").touch()
+        assert harness.step("build")[0] == 0, harness.log()
+
+
+def test_a_process_that_only_describes_a_workload_imports_no_compiler(tmp_path: Path, open_folder: Path) -> None:
+    note = open_folder / "imported"
+    text = HONEST.replace("def kernel_mine", '@getattr(torch, "comp" + "ile")(dynamic=True)\ndef kernel_mine')
+    text += f"""
+import sys
+with open({str(note)!r}, "w") as file:
+    file.write(str(sorted({{"torch._dynamo", "torch._inductor"}} & set(sys.modules)))
+               + str(kernel_mine(torch.ones(1)).item()))
+"""
+    with served(tmp_path, text) as harness:  # the server would import what the text names
+        harness.until("preloaded")
+        assert harness.step("environment")[0] == 0, harness.log()
+        assert note.read_text() == "[]2.0"
+        assert harness.step("build")[0] == 0
 
 
 def test_what_a_kernel_writes_to_any_handle_is_never_a_fact(tmp_path: Path) -> None:
