@@ -66,6 +66,8 @@ REMEMBERED_OFTEN = 0.85
 """In such a share of the pairs the second call must be the faster one. Of equal calls 8 of 9 are in one series of 50,
 22 of 25 in one of 10,000."""
 PINGS = 7
+ROOM_FOR_CALLS = 8
+"""First calls are made at once if free memory has room for so many times the inputs of all implementations."""
 LOADED_AT_ONCE = 16
 IMPLAUSIBLE = 1.5
 """A rate of more than this many times the best rate of the device is not plausible. The margin is for caches, which are
@@ -112,11 +114,14 @@ class Arena:
     trusted: set[str] = field(default_factory=set)
     """Baselines of a session judged while and after they were timed; later only their first answer to new inputs is."""
     repeated_baselines: set[str] = field(default_factory=set)
-    """Baselines of which many calls were judged in a case before. A fault of theirs makes no kernel look faster."""
+    """Baselines of which many calls, and what they remember, were judged in a case before. A fault of theirs makes no
+    kernel look faster."""
     lends: bool | None = None
     """Whether answers can be copied on the device; None before it was tried."""
     last_seed: tuple[str, int] = ("", 0)
     """A case, and the seed of the inputs on which all its implementations are checked at its end."""
+    begun: dict[str, Mapping[str, Any] | Exception] = field(default_factory=dict)
+    """What came of binding the implementations whose first calls were begun together."""
     scratch: Scratch = field(default_factory=Scratch)
     users: Users | None = None
     """The users of the processes, if these have users of their own."""
@@ -199,8 +204,10 @@ class Arena:
         implementation, the verdict, and the size of one set of inputs in bytes. Raises `Unavailable` where it cannot
         run, and `Lost` or `Answered` where it failed."""
         hand = self.hand(name)
-        inputs = hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
-        answer = hand.ask("check", seed=check_seed, folder=self.folder(hand), at=0, lend=self.can_lend(hand))
+        inputs = self.begun.pop(name, None) or self.bind(hand, case, seed)
+        if isinstance(inputs, Exception):
+            raise inputs
+        answer = hand.ask("check", **self.check_arguments(hand, check_seed))
         hand.seed, hand.collected, hand.batch = check_seed, 0, FIRST_BATCH
         check = self.verdict(hand, case, check_seed, answer)
         if not check.passed:
@@ -208,6 +215,28 @@ class Arena:
         role = "baseline_" if original_name(name) in self.baselines else "kernel_"
         call = Call(role + original_name(name), Place(hand, 0), scope=self.scope(hand, case))
         return Bound(name, call), check, int(inputs["set_bytes"])
+
+    def bind(self, hand: Hand, case: OwnCase, seed: int) -> Mapping[str, Any]:
+        """Binds an implementation to a case, and returns the size of its inputs. Raises as `bound` does."""
+        return hand.ask("bind", case=dict(case.values), seed=seed, writable=self.writable(case))
+
+    def check_arguments(self, hand: Hand, seed: int) -> dict[str, Any]:
+        """The arguments of the request for an answer to the inputs of a seed."""
+        return {"seed": seed, "folder": self.folder(hand), "at": 0, "lend": self.can_lend(hand)}
+
+    def begin_checks(self, names: Sequence[str], case: OwnCase, seed: int, check_seed: int) -> None:
+        """Lets all implementations make their first calls at once, which may have much to compile; `bound` reads their
+        answers in turn. Where memory might not suffice for all, they are only bound."""
+        self.begun = {}
+        for name in names:
+            try:
+                self.begun[name] = self.bind(self.hand(name), case, seed)
+            except (Lost, Answered, Unavailable) as exc:
+                self.begun[name] = exc
+        ready = {name: reply for name, reply in self.begun.items() if not isinstance(reply, Exception)}
+        needed = ROOM_FOR_CALLS * sum(int(reply["set_bytes"]) for reply in ready.values())
+        for name in ready if needed <= processes.free_bytes(self.device) else ():
+            self.hand(name).send_ahead("check", **self.check_arguments(self.hand(name), check_seed))
 
     def can_lend(self, hand: Hand) -> bool:
         """Whether the judge can copy from another process's memory on this device. It is tried once."""
@@ -227,10 +256,10 @@ class Arena:
         self.wrong, self.sizes, self.judged_calls, self.turns = {}, [1], {}, {}
         self.case_began, self.collecting_s = time.perf_counter(), 0.0
         self.limits.clear()
-        first = [name for name in implementations if name in self.baselines[:1]]
-        outcomes: dict[str, Outcome] = {}
-        for name in (*first, *(one for one in implementations if one not in first)):
-            outcomes[name] = self.outcome(name, case, seed, check_seed)
+        in_turn = sorted(implementations, key=lambda name: name not in self.baselines[:1])
+        begins = [] if case.skip else [name for name in in_turn if name not in self.failed_tests]
+        self.begin_checks(begins, case, seed, check_seed)
+        outcomes = {name: self.outcome(name, case, seed, check_seed) for name in in_turn}
         outcomes = suspecting_reference(outcomes)
         for outcome in outcomes.values():
             send_outcome(session.facts, case, outcome)
@@ -333,7 +362,7 @@ class Arena:
             self.last_seed = case.id, secrets.randbits(62)
         hand, seed = self.hand(name), self.last_seed[1]
         timed_s = sum(wall for wall, _, _ in hand.walls)
-        answer = hand.ask("check", seed=seed, folder=self.folder(hand), at=0, lend=self.can_lend(hand))
+        answer = hand.ask("check", **self.check_arguments(hand, seed))
         fault = self.verdict(hand, case, seed, answer)
         if not fault.passed:
             return replace(fault, reason=f"right before timing, wrong after: {fault.reason}")
@@ -503,7 +532,7 @@ class Arena:
         slack = CLOCK_LEAST_S + 10 * min(pings)
         if enough_samples and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
             return f"untrusted: it reports {most * 1e3:.3g} ms although at least {shortest * 1e3:.3g} ms passed"
-        return self.remembers(hand)
+        return "" if name in self.repeated_baselines else self.remembers(hand)
 
     def round_trip_s(self, hand: Hand) -> float:
         """The seconds that a request takes for which there is nothing to do. On a busy machine it is longer."""

@@ -87,6 +87,8 @@ class Hand:
         """How many sets of inputs the process has in this case."""
         self.answer_bytes = 1
         """The size of an answer in this case."""
+        self.ahead = ""
+        """The request that was sent and whose answer was not read yet."""
         self.fault: Lost | Answered | None = None
         """The first failure in this case."""
         self.seed = 0
@@ -121,6 +123,12 @@ class Hand:
         assert self.worker is not None, "it is loaded"
         return self.worker
 
+    def send_ahead(self, op: str, /, **arguments: Any) -> None:
+        """Sends a request whose answer the next `ask` reads, which is for the same. Until then other processes work
+        too."""
+        self.ready().send(op, **arguments)
+        self.ahead = op
+
     def ask(self, op: str, /, **arguments: Any) -> Mapping[str, Any]:
         """The answer to one request. Raises `Lost` where the process is gone, and `Answered` where it reports a
         failure."""
@@ -131,9 +139,11 @@ class Hand:
         PROGRESS.note(self.name or "reference")
         worker = self.ready()
         limit_s = self.limits.configured_s or UNKNOWN_LIMIT_S if self.is_baseline else self.limits.limit_s(op)
+        sent, self.ahead = self.ahead, ""
+        assert sent in ("", op), f"an answer to {sent} is due"
         began = time.monotonic()
         try:
-            reply = worker.ask(op, limit_s, **arguments)
+            reply = worker.receive(op, limit_s) if sent else worker.ask(op, limit_s, **arguments)
         except Lost as exc:
             self.worker, self.fault = None, exc
             self.hangs += exc.hung
@@ -145,7 +155,8 @@ class Hand:
                 self.worker = None
             raise
         if self.is_baseline:
-            self.limits.record_baseline(op, time.monotonic() - began)
+            waited_s = time.monotonic() - began
+            self.limits.record_baseline(op, float(reply["seconds"]) if sent else waited_s)
         return reply
 
     def kill(self) -> None:
@@ -158,7 +169,7 @@ class Hand:
         for worker in (self.worker, self.loading):
             if worker is not None:
                 worker.end()
-        self.worker = self.loading = None
+        self.worker, self.loading, self.ahead = None, None, ""
 
 
 def remark_on(hand: Hand) -> str:

@@ -15,7 +15,8 @@ import torch
 
 from kernels.harness.arena import Arena
 from kernels.harness.hands import AnswerLimits, Hand, Place, RemoteTimer, Turn, waited_s
-from kernels.harness.processes import Worker
+from kernels.harness.own import OwnCase
+from kernels.harness.processes import Answered, Worker
 from kernels.harness.timers import Timed
 from tests.kernels.played_worker import PlayedWorker
 from tests.support.patience import PATIENCE_S
@@ -157,3 +158,45 @@ def test_all_processes_load_before_the_first_of_them_is_waited_for() -> None:
     assert order[-1] == "load of torch:aa"
     arena.hand("mine").begin()
     assert len(order) == 7, "it is loaded"
+
+
+class Bound(PlayedWorker):
+    """A worker whose inputs have `size` bytes, and which keeps in `order` what it was sent and what was read of it."""
+
+    def __init__(self, name: str, order: list[str], size: int) -> None:
+        self.name, self.order, self.size = name, order, size
+
+    def send(self, op: str, /, **given: Any) -> None:
+        self.order += [f"{op} sent to {self.name}"] * (op == "check")
+        super().send(op, **given)
+
+    def ask(self, op: str, _limit_s: float, /, **_: Any) -> Mapping[str, Any]:
+        self.order += [f"{op} of {self.name}"] * (op in ("bind", "check"))
+        if self.name == "broken" and op == "bind":
+            raise Answered("memory", "out of memory")
+        right = {"passed": True, "max_abs_error": 0.0, "limit": 1.0, "reason": "", "bytes": 4}
+        return {"judge": right, "bind": {"set_bytes": self.size}}.get(op, {"tree": 0, "files": [], "seconds": 0.25})
+
+
+@pytest.mark.parametrize(("size", "begun"), [(4, True), (1 << 60, False)])
+def test_first_calls_are_made_at_once_where_memory_has_room_for_them(size: int, *, begun: bool) -> None:
+    order: list[str] = []
+    limits, case = AnswerLimits(None), OwnCase({"n": 1}, "n1")
+
+    def start(name: str = "judge") -> Worker:
+        return cast(Worker, Bound(name, order, size))
+
+    arena = Arena(torch.device("cpu"), 1, "cold", 4, limits, start, Hand("", start, limits), ("torch",))
+    arena.begin_checks(("torch", "broken", "mine"), case, 1, 2)
+    outcomes = {name: arena.outcome(name, case, 1, 2) for name in ("torch", "broken", "mine")}
+    assert {name: one.reason for name, one in outcomes.items()} == {
+        "torch": "",
+        "broken": "out of memory while it was checked",
+        "mine": "",
+    }
+    binds, ahead = [f"bind of {name}" for name in ("torch", "broken", "mine")], ["torch", "mine"]
+    if begun:
+        assert order == [*binds, *(f"check sent to {name}" for name in ahead), *(f"check of {name}" for name in ahead)]
+        assert limits.slowest_s["check"] == 0.25, "as long as the call took, not as long as it waited to be read"
+    else:
+        assert order == [*binds, *(f"check of {name}" for name in ahead)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from kernels.harness.arena import Arena
+from kernels.harness.hands import AnswerLimits, Hand
+from kernels.harness.own import OwnCase
 
 SLOW, FAST = 1900.0, 550.0
 
@@ -20,6 +23,7 @@ class Played:
 
     def __init__(self, lasts: Callable[[int, int], float]) -> None:
         self.lasts, self.seen, self.seed, self.samples = lasts, dict[int, int](), 0, 0
+        self.walls: list[tuple[float, float, float]] = []
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
         if op == "renew":
@@ -64,3 +68,17 @@ def test_a_memo_is_found_at_any_duration_and_noise_accuses_nobody(call_us: float
         judged(lambda seen, _: call_us * (1 - saved_us * bool(seen)) * chance.gauss(1, 0.03)) for _ in range(40)
     ]
     assert [bool(verdict) for verdict in verdicts] == [saved_us > 0] * 40
+
+
+def test_a_baseline_is_asked_what_it_remembers_until_it_was_judged_in_full() -> None:
+    remembering = Played(lambda seen, _: FAST if seen else SLOW)
+    limits = AnswerLimits(None)
+    arena = Arena(torch.device("cpu"), 1, "cold", 4, limits, pytest.fail, Hand("", pytest.fail, limits), ("torch",))
+    for name in ("torch", "mine"):
+        arena.hands[name] = cast(Hand, remembering)
+    case = OwnCase({"n": 1}, "n1")
+    assert all(arena.afterthoughts(name, case).startswith("untrusted: ") for name in ("torch", "mine"))
+    arena.repeated_baselines.add("torch")
+    remembering.seen.clear()
+    assert arena.afterthoughts("torch", case) == ""
+    assert arena.afterthoughts("mine", case).startswith("untrusted: ")
