@@ -36,6 +36,8 @@ class Driving:
     """Leaves the wait for capacity to a process in the background, and returns what to say about it."""
     keeps_waiting: bool = False
     """Whether it waits for capacity (`--wait`)."""
+    import_answer: Callable[[], object] = lambda: None
+    """Imports what prints the answer. It is called once the machine works, while this client has nothing to do."""
 
     def hold_off(self) -> None:
         """Another Ctrl-C must not interrupt what follows."""
@@ -57,10 +59,15 @@ def _follow(it: Driving) -> Run:
             return True
         return run.kept is not None or (run.goes_on_alone and begun and (it.detach or is_stdout_closed()))
 
+    def show(run: Run) -> None:
+        it.watch.seen(run)
+        if run.current.booted_at is not None and not it.detach:
+            it.import_answer()
+
     engine = None
     try:
         engine = it.begun()
-        run = engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=enough)
+        run = engine.follow(watch=show, trouble=it.watch.trouble, until=enough)
         return _waiting_on(it, run) or run
     except KeyboardInterrupt:
         it.hold_off()

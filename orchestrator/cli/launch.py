@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -126,8 +127,8 @@ def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, deta
         def begun() -> Engine:
             return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)
 
-        waits = _waiting(wiring, chosen, plan)
-        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, **waits))
+        extras = _waiting(wiring, chosen, plan) | ({} if json else {"import_answer": import_answer})
+        ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, **extras))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
         tell_of_the_end(wiring, configuration.alerts, ended)
@@ -233,7 +234,12 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 
 def printed_answer(wiring: Wiring, run: Run) -> bool:
     """Print the answer of a run; return whether it was. What it needs is loaded now, and not when a command starts."""
-    return bool(importlib.import_module("orchestrator.cli.fetch").print_answer(wiring, run))
+    return bool(import_answer().print_answer(wiring, run))
+
+
+def import_answer() -> ModuleType:
+    """The module that prints answers."""
+    return importlib.import_module("orchestrator.cli.fetch")
 
 
 def follow(wiring: Wiring, run_id: str) -> None:
