@@ -25,7 +25,15 @@ from kernels.harness.contenders import Bound, Built, Crew
 from kernels.harness.facts import log_line
 from kernels.harness.hands import FIRST_BATCH, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn, remark_on
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
-from kernels.harness.judging import Judged, Outcome, Session, send_outcome
+from kernels.harness.judging import (
+    Judged,
+    Outcome,
+    Session,
+    check_of,
+    failure_outcome,
+    send_outcome,
+    suspecting_reference,
+)
 from kernels.harness.own import OwnCase
 from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.rivals import Rivals, probe_of
@@ -427,9 +435,10 @@ class Arena:
         per_batch = max(1, room // max(1, hand.answer_bytes))
         while made < REPEATED and (made == 0 or time.perf_counter() - began < limit_s):
             calls = max(len(used), min(most, per_batch, REPEATED - made))
+            follows = per_batch > 1 and made + calls < REPEATED
             answer = hand.ask(
                 "repeat", seeds=used, calls=calls,
-                folder=self.folder(hand), lend=self.can_lend(hand), fresh=not made,
+                folder=self.folder(hand), lend=self.can_lend(hand), fresh=not made, keeps_memory=follows,
             )  # fmt: skip
             if answer.get("fault"):
                 return Check(False, float("nan"), float("nan"), str(answer["fault"]))
@@ -584,19 +593,6 @@ class Arena:
         return f"untrusted: {ratio:.2f} times as fast on inputs that it has seen before as on new ones"
 
 
-def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """The outcomes. If each of several implementations gives a wrong answer, their reasons suspect the reference."""
-    judged = {original_name(name): one for name, one in found.items() if one.check is not None}
-    if len(judged) < 2 or any(one.check is not None and one.check.passed for one in found.values()):
-        return dict(found)
-    remark = f"; all {len(judged)} implementations differ from reference: look at that first"
-
-    def suspected(one: Outcome) -> Outcome:
-        return one if one.check is None else replace(one, reason=one.reason + remark)
-
-    return {name: suspected(one) for name, one in found.items()}
-
-
 def files_within(folder: str, answer: Mapping[str, Any]) -> list[Any]:
     """The places of an answer's tensors. Files are looked for only in `folder`. Raises `Answered`."""
     try:
@@ -606,17 +602,3 @@ def files_within(folder: str, answer: Mapping[str, Any]) -> list[Any]:
         ]
     except (KeyError, TypeError, ValueError) as exc:
         raise Answered("raised", "untrusted: its process sent something that is not an answer") from exc
-
-
-def check_of(reply: Mapping[str, Any]) -> Check:
-    """The verdict in the judge's reply."""
-    error, limit = (float("nan") if reply[key] is None else float(reply[key]) for key in ("max_abs_error", "limit"))
-    return Check(bool(reply["passed"]), error, limit, str(reply["reason"])[:300])
-
-
-def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
-    """The outcome of a failure. An implementation that cannot run here or has no memory is not counted as wrong."""
-    if isinstance(exc, Unavailable):
-        return Outcome(name, None, None, str(exc), wrong=False)
-    wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
-    return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)

@@ -108,6 +108,8 @@ class Bench:
         self.seed = 0
         self.shown: list[torch.Tensor] = []
         """Answers that the judge copies from this process."""
+        self.keeps_memory = False
+        """Whether memory of large answers is kept because more of them follow."""
         self.transient = 0
         """The bytes that a call takes beside its inputs; 0 until that is known."""
         self.make_timer = timers.timer_for
@@ -193,10 +195,14 @@ class Bench:
             pass
         return {"sets": len(self.sets)}
 
-    def repeat(self, seeds: Sequence[int], calls: int, folder: str, lend: bool, fresh: bool) -> Reply:
+    def repeat(
+        self, seeds: Sequence[int], calls: int, folder: str, lend: bool, fresh: bool, keeps_memory: bool = False
+    ) -> Reply:
         """Makes `calls` calls one after the other without waiting between them, each on the values of the next seed in
         turn, and returns the answers to each seed, stacked. So what a call leaves unwritten holds the answer to another
-        seed. There are no more seeds than sets of inputs; with `fresh` their values are written first."""
+        seed. There are no more seeds than sets of inputs; with `fresh` their values are written first. With
+        `keeps_memory` the memory of the answers is left for those of the next request."""
+        self.keeps_memory = keeps_memory
         if fresh:
             for place, seed in enumerate(seeds):
                 self.refill(self.sets[place : place + 1], seed)
@@ -332,7 +338,7 @@ class Bench:
             return {"fault": "", **write_answer(answer, folder)}
         reply, self.shown = lend_answer(answer)
         del answer
-        if size_of(self.shown) >= TIDIED_BYTES:
+        if size_of(self.shown) >= TIDIED_BYTES and not self.keeps_memory:
             free_cached_memory(self.device)
         return {"fault": "", **reply, "lent": True}
 
@@ -344,7 +350,7 @@ class Bench:
 
     def taken(self) -> Reply:
         """Frees the memory of an answer once the judge has copied it."""
-        large = size_of(self.shown) >= TIDIED_BYTES
+        large = size_of(self.shown) >= TIDIED_BYTES and not self.keeps_memory
         self.shown.clear()
         if large:
             self.tidy()
@@ -470,7 +476,7 @@ class Bench:
         """Drops everything of the case."""
         self.sets, self.plans, self.timers, self.kept.answer, self.kept.by = [], [], {}, None, None
         self.values, self.timed_answers, self.timed_fault, self.graph_answers = [], [], "", []
-        self.graph_kept, self.shown, self.transient = (None, None), [], 0
+        self.graph_kept, self.shown, self.transient, self.keeps_memory = (None, None), [], 0, False
         forget = getattr(self.function, "leave", None)
         if forget is not None:
             forget()

@@ -27,6 +27,7 @@ from kernels.harness.input_sets import (
     plan_rotation,
 )
 from kernels.harness.memory import peak_bytes
+from kernels.harness.processes import Answered, Lost
 from kernels.harness.spec import Spec, original_name
 from kernels.harness.turns import Contender
 from kernels.harness.workload import (
@@ -298,3 +299,30 @@ def judge_one(implementation: str, crew: Crew, case: Case, inputs: Any, by: Yard
     if not verdict.passed:
         return Outcome(implementation, None, verdict, verdict.reason, wrong=True)
     return Outcome(implementation, bound, verdict, "", wrong=False)
+
+
+def suspecting_reference(found: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """The outcomes. If each of several implementations gives a wrong answer, their reasons suspect the reference."""
+    judged = {original_name(name): one for name, one in found.items() if one.check is not None}
+    if len(judged) < 2 or any(one.check is not None and one.check.passed for one in found.values()):
+        return dict(found)
+    remark = f"; all {len(judged)} implementations differ from reference: look at that first"
+
+    def suspected(one: Outcome) -> Outcome:
+        return one if one.check is None else replace(one, reason=one.reason + remark)
+
+    return {name: suspected(one) for name, one in found.items()}
+
+
+def failure_outcome(name: str, exc: Lost | Answered | Unavailable, when: str) -> Outcome:
+    """The outcome of a failure. An implementation that cannot run here or has no memory is not counted as wrong."""
+    if isinstance(exc, Unavailable):
+        return Outcome(name, None, None, str(exc), wrong=False)
+    wrong = isinstance(exc, Lost) or exc.kind not in ("unavailable", "memory")
+    return Outcome(name, None, None, exc.reason(when)[:400], wrong=wrong)
+
+
+def check_of(reply: Mapping[str, Any]) -> Check:
+    """The verdict in the judge's reply."""
+    error, limit = (float("nan") if reply[key] is None else float(reply[key]) for key in ("max_abs_error", "limit"))
+    return Check(bool(reply["passed"]), error, limit, str(reply["reason"])[:300])
