@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +36,8 @@ from orchestrator.runs.reconcile import after_settling_abandoned
 from orchestrator.runs.resume import resume_run
 from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of, start_bench
+
+ANSWER = "orchestrator.cli.fetch"  # what prints answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,9 @@ def launch_and_follow(wiring: Wiring, chosen: LaunchOptions, *, cold: bool, deta
         def begun() -> Engine:
             return begin_launch(world, order, say=watch.say, cold=is_own_machine, refused=refused)
 
-        extras = _waiting(wiring, chosen, plan) | ({} if json else {"import_answer": import_answer})
+        extras = _waiting(wiring, chosen, plan) | (
+            {} if json else {"import_answer": partial(importlib.import_module, ANSWER)}
+        )
         ended = follow_to_end(Driving(world, order.run_id, begun, watch, wiring.user, detach=detach, **extras))
         if not detach and ended.closed is not None and ended.taken is not None:
             ended = _after_a_kept_machine(world, ended, order, watch, wiring.user)
@@ -234,12 +237,7 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
 
 def printed_answer(wiring: Wiring, run: Run) -> bool:
     """Print the answer of a run; return whether it was. What it needs is loaded now, and not when a command starts."""
-    return bool(import_answer().print_answer(wiring, run))
-
-
-def import_answer() -> ModuleType:
-    """The module that prints answers."""
-    return importlib.import_module("orchestrator.cli.fetch")
+    return bool(importlib.import_module(ANSWER).print_answer(wiring, run))
 
 
 def follow(wiring: Wiring, run_id: str) -> None:
