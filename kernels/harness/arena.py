@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,17 @@ import torch
 from kernels.harness import axes, processes
 from kernels.harness.contenders import Bound, Built, Crew
 from kernels.harness.facts import log_line
-from kernels.harness.hands import FIRST_BATCH, Absent, AnswerLimits, Hand, Place, RemoteTimer, Turn, remark_on
+from kernels.harness.hands import (
+    FIRST_BATCH,
+    Absent,
+    AnswerLimits,
+    Hand,
+    Place,
+    RemoteTimer,
+    Turn,
+    files_within,
+    remark_on,
+)
 from kernels.harness.input_sets import AIM, ASSUMED_CACHE_BYTES, MOST_SETS, Rotation, cache_bytes, plan_rotation
 from kernels.harness.judging import (
     Judged,
@@ -537,17 +546,11 @@ class Arena:
         beyond = (self.rivals.fault_of(name) if self.rivals is not None else "") or self.beyond_roof(case, typical)
         if beyond:
             return beyond
-        pings = [self.round_trip_s(hand) for _ in range(PINGS)]
+        pings = [hand.round_trip_s() for _ in range(PINGS)]
         slack = CLOCK_LEAST_S + 10 * min(pings)
         if enough_samples and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
             return f"untrusted: it reports {most * 1e3:.3g} ms although at least {shortest * 1e3:.3g} ms passed"
         return "" if name in self.repeated_baselines else self.remembers(hand)
-
-    def round_trip_s(self, hand: Hand) -> float:
-        """The seconds that a request takes for which there is nothing to do. On a busy machine it is longer."""
-        began = time.perf_counter()
-        hand.ask("ping")
-        return time.perf_counter() - began
 
     def beyond_roof(self, case: OwnCase, seconds: float) -> str:
         """Why a time cannot be right because the call did more arithmetic, or moved more bytes, than the device can;
@@ -591,14 +594,3 @@ class Arena:
             if ratio < REMEMBERED or faster < REMEMBERED_OFTEN * pairs:
                 return ""
         return f"untrusted: {ratio:.2f} times as fast on inputs that it has seen before as on new ones"
-
-
-def files_within(folder: str, answer: Mapping[str, Any]) -> list[Any]:
-    """The places of an answer's tensors. Files are looked for only in `folder`. Raises `Answered`."""
-    try:
-        return [
-            [place if isinstance(place, list) else str(Path(folder) / Path(place).name), *about]
-            for place, *about in answer["files"]
-        ]
-    except (KeyError, TypeError, ValueError) as exc:
-        raise Answered("raised", "untrusted: its process sent something that is not an answer") from exc

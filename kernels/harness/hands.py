@@ -159,6 +159,12 @@ class Hand:
             self.limits.record_baseline(op, float(reply["seconds"]) if sent else waited_s)
         return reply
 
+    def round_trip_s(self) -> float:
+        """The seconds that a request takes for which there is nothing to do. On a busy machine it is longer."""
+        began = time.perf_counter()
+        self.ask("ping")
+        return time.perf_counter() - began
+
     def kill(self) -> None:
         """Kills the process without waiting for its end, as before those of others are ended too."""
         for worker in filter(None, (self.worker, self.loading)):
@@ -274,3 +280,14 @@ class Turn:
     def asked(self) -> dict[str, int | bool]:
         """What the next sample does with its answers."""
         return {"keep": self.wanted, "collect": self.collect, "at": secrets.randbelow(max(1, self.answers))}
+
+
+def files_within(folder: str, answer: Mapping[str, Any]) -> list[Any]:
+    """The places of an answer's tensors. Files are looked for only in `folder`. Raises `Answered`."""
+    try:
+        return [
+            [place if isinstance(place, list) else str(Path(folder) / Path(place).name), *about]
+            for place, *about in answer["files"]
+        ]
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Answered("raised", "untrusted: its process sent something that is not an answer") from exc

@@ -18,7 +18,7 @@ import torch
 
 from kernels.harness import users
 from kernels.harness.answers import read_bytes
-from kernels.harness.arena import files_within
+from kernels.harness.hands import files_within
 from kernels.harness.processes import Answered
 from kernels.harness.users import HOMES, ONE_USER, Users, claim_user, is_running, process_ids, why_no_users
 from kernels.harness.view import closed_at
