@@ -38,6 +38,7 @@ from orchestrator.runs.holds import Accounts, CapSharing
 from orchestrator.store.documents import LedgerStore
 from tests.integration.cli.conftest import Bench
 from tests.support.discovery import Recorder
+from tests.support.gcloud_forks import GcloudForks
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import google_error, in_turn, scripted_server
@@ -310,17 +311,20 @@ def test_a_bad_settings_file_is_found_by_the_survey(site: Any) -> None:
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="there is no gcloud here")
 def test_gclouds_own_parser_takes_every_printed_command(tmp_path: Path) -> None:
-    nowhere = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    spoken = tmp_path / "spoken"
+    (tmp_path / "gcloud").write_text(
+        f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done >>{spoken}; echo >>{spoken}\n'
+    )
+    (tmp_path / "gcloud").chmod(0o755)
+    shell = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     steps = [step for step in every_step() if not isinstance(step, WriteSettings | ShareCaps)]
     # Values are the shell's: gcloud parses names, so one of each command with the same flags is enough.
     of_a_kind = {(type(step), *re.findall(r"--[a-z-]+", setup_steps.one_line_command(step))): step for step in steps}
     for step in of_a_kind.values():
-        said = subprocess.run(
-            ["bash", "-c", setup_steps.one_line_command(step)],
-            env=nowhere,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        ).stderr
-        assert "argument" not in said.lower(), said
+        subprocess.run(["bash", "-c", setup_steps.one_line_command(step)], env=shell, check=True, timeout=600)
+    commands = [line.split("\0")[:-1] for line in spoken.read_text("utf-8").splitlines()]
+    assert len(commands) >= len(of_a_kind)
+    with GcloudForks({**os.environ, "CLOUDSDK_CONFIG": str(tmp_path / "config")}) as gcloud:
+        for arguments in commands:
+            said = gcloud.run(arguments).stderr
+            assert "argument" not in said.lower(), said

@@ -20,6 +20,7 @@ from google.protobuf.json_format import ParseDict
 
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.discovery import Discovery, Recorder
+from tests.support.gcloud_forks import GcloudForks
 from tests.unit.embedded.builders import RUN, ZONE, Stage, insert_body, t4_body
 
 NAME = f"bench-{RUN}-1"
@@ -339,16 +340,14 @@ def test_every_command_of_gcloud_that_is_documented_works(tmp_path: Path) -> Non
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "cloud" / "token"),
             "CLOUDSDK_CONFIG": str(tmp_path / "config"),
             "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
-            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_CORE_PROJECT": cloud.project,
         }
-        for words in WRITTEN:
-            command = ["gcloud", *(str(source) if word == "FILE" else word for word in words)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-            assert done.returncode == 0, (words, done.stderr)
-            shown = next((text for verb, text in ANSWERS.items() if verb in " ".join(words)), "")
-            assert shown in done.stdout, words
+        with GcloudForks(environment) as gcloud:
+            for words in WRITTEN:
+                done = gcloud.run([str(source) if word == "FILE" else word for word in words])
+                assert done.returncode == 0, (words, done.stderr)
+                shown = next((text for verb, text in ANSWERS.items() if verb in " ".join(words)), "")
+                assert shown in done.stdout, words
         assert cloud.instances() == []
         assert cloud.bill().rows[-1].ended_by == "client"
     assert recorder.methods["compute.instances.insert"] == 1
