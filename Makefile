@@ -48,10 +48,12 @@ test: $(STAMP)
 	$(PYTEST) -m "unit or smoke" tests/unit $$(grep -rl --include='*.py' mark.smoke tests/integration)
 	@echo "more: make test-all (commands, machines, kernels: all but the search), make search (chaos and mutants)"
 
-# Half of a test of real machines is waiting: more workers than cores share them.
+# Half of a test of real machines is waiting: more workers than cores share them, and kernels are computed beside them.
 ## make test-all  commands, machines and kernels; with COVERAGE=1 the coverage of these and of the parts is measured and judged
-test-all test-integration: WORKERS = 4
-test-all: test-integration test-kernels
+test-integration: WORKERS = 4
+test-all: $(STAMP)
+	@echo "two halves side by side: each prints what it has to say when it has ended"
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix --output-sync=,$(if $(filter output-sync,$(.FEATURES)),target)) test-integration test-kernels
 test-integration: $(STAMP)
 	$(PYTEST) $(if $(COVERAGE),--cov --cov-report= tests/unit) tests/integration
 	$(if $(COVERAGE),$(BIN)/python scripts/coverage_gate.py)
