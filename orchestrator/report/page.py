@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.report.style import CSS, SITE_CSS
+from orchestrator.report.style import DARK, FIGURE_CSS, LIGHT, css_variables
 from orchestrator.report.svg import Board
 
 
@@ -209,8 +209,8 @@ class Page:
 def write_page(page: Page) -> str:
     """The page as an HTML file."""
     script = site_script() if page.nav else ""
-    css = CSS + SITE_CSS if page.nav else CSS
-    return page_template().render(page=page, css=css, script=script, policy=content_policy(script)) + "\n"
+    css, policy = style_sheet(site=bool(page.nav)), content_policy(script)
+    return templates().get_template("page.html.j2").render(page=page, css=css, script=script, policy=policy) + "\n"
 
 
 def content_policy(script: str) -> str:
@@ -232,14 +232,21 @@ def content_policy(script: str) -> str:
 @cache
 def site_script() -> str:
     """The only script of a site. It filters and sorts tables, and reloads a page that changes while it is served."""
-    loader = PackageLoader("orchestrator.report", "templates")
-    return loader.get_source(Environment(autoescape=True), "site.js")[0].strip()
+    return templates().get_template("site.js").render()
 
 
 @cache
-def page_template() -> Template:
-    loader = PackageLoader("orchestrator.report", "templates")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
+def style_sheet(*, site: bool) -> str:
+    """The style of a page that stands alone, or of a page of a site, on one line."""
+    colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK), "figures": FIGURE_CSS}
+    return templates().get_template("page.css.j2").render(colours, site=site).replace("\n", "")
+
+
+@cache
+def templates() -> Environment:
+    return Environment(
+        loader=PackageLoader("orchestrator.report", "templates"), autoescape=True, undefined=StrictUndefined
+    )
 
 
 def figure_parts(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
