@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
 
 from orchestrator.api.sessions import Leaderboard, SessionDesk, VersionLine, rank_versions
 from orchestrator.core.candidates import Candidate
@@ -121,12 +120,10 @@ class AgentDesk:
         done = [engine.look() for engine, _ in self.runs.values() if is_done(engine.look())]
         return self.max_usd - self.held_usd - sum((run.cost(now) for run in done), Decimal(0))
 
-    def budget_document(self) -> dict[str, Any]:
-        """The sums as JSON: dollars are decimal strings."""
-        with self.lock:
-            names = ("max_usd", "spent_usd", "held_usd", "left_usd")
-            sums = {name: str(getattr(self, name)) for name in names}
-            return {"schema": 1, **sums, "simulated": self.desk.wiring.mode.simulated}
+    @property
+    def simulated(self) -> bool:
+        """Whether none of its dollars is real."""
+        return self.desk.wiring.mode.simulated
 
 
 def open_agent_desk(desk: SessionDesk, max_usd: Decimal | None) -> AgentDesk:

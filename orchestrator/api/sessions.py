@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 from orchestrator.analysis.bootstrap import LIMIT, Interval
 from orchestrator.analysis.ranks import holm, two_sided
@@ -54,13 +54,6 @@ class VersionLine:
     """By name, why other kernels of the version were not timed."""
     usd: Decimal = Decimal(0)
     """What the machine's time for it costs."""
-
-    def document(self) -> dict[str, Any]:
-        """The line as JSON."""
-        ratio = None if self.ratio is None else {"low": self.ratio.low, "mid": self.ratio.mid, "high": self.ratio.high}
-        names = ("version", "verdict", "kernel", "baseline", "time_us", "reason", "seconds")
-        values = {name: getattr(self, name) for name in names}
-        return {"schema": 1, **values, "ratio": ratio, "faults": dict(self.faults), "usd": str(self.usd)}
 
     @property
     def is_complete(self) -> bool:
@@ -275,10 +268,6 @@ class VersionRank:
     last: int
     improves: bool = False
 
-    def document(self) -> dict[str, Any]:
-        """The standing as JSON."""
-        return {**self.line.document(), "ranks": [self.first, self.last], "improves": self.improves}
-
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
@@ -296,17 +285,6 @@ class Leaderboard:
     def usd_per_improvement(self) -> Decimal | None:
         """The session's cost for each improvement; None without one."""
         return (self.cost_usd / self.improvements).quantize(Decimal("0.0001")) if self.improvements else None
-
-    def document(self) -> dict[str, Any]:
-        """The table as JSON."""
-        price = self.usd_per_improvement
-        return {
-            "schema": 1,
-            "versions": [standing.document() for standing in self.standings],
-            "improvements": self.improvements,
-            "cost_usd": str(self.cost_usd),
-            "usd_per_improvement": None if price is None else str(price),
-        }
 
 
 def rank_versions(lines: Sequence[VersionLine], cost_usd: Decimal) -> Leaderboard:

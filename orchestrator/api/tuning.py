@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
 from orchestrator.core.candidates import (
@@ -37,11 +36,6 @@ class Trial:
     line: VersionLine
     again: VersionLine | None = None
 
-    def document(self) -> dict[str, Any]:
-        """The trial as JSON; `published` is the one to publish."""
-        search = self.line.document()
-        return {"values": dict(self.values), "search": search, "published": self.again and self.again.document()}
-
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -57,6 +51,11 @@ class Tuning:
     def dropped(self) -> int:
         """How many combinations lost the race."""
         return sum(one.line.verdict == DROPPED for one in self.trials)
+
+    @property
+    def left_out(self) -> int:
+        """How many combinations the file's own `valid` leaves out."""
+        return sum(is_left_out(one.line) for one in self.trials)
 
 
 @dataclass
@@ -145,22 +144,3 @@ def recall_winner(desk: SessionDesk, space: TuneSpace) -> Values:
 def is_left_out(line: VersionLine) -> bool:
     """Whether the file's own `valid` leaves this combination out."""
     return LEFT_OUT in line.reason
-
-
-def tuning_document(
-    session: str, made: Tuning, applied: Values, remembered: Values = MappingProxyType({})
-) -> dict[str, Any]:
-    """What `bench tune --json` prints."""
-    winner = None if made.winner is None else made.winner.document()
-    return {
-        "schema": 1,
-        "session": session,
-        "tried": len(made.trials),
-        "dropped": made.dropped,
-        "left_out": sum(is_left_out(one.line) for one in made.trials),
-        "stopped": made.stopped,
-        "winner": winner,
-        "runners_up": [one.document() for one in made.runners_up],
-        "remembered": dict(remembered),
-        "applied": dict(applied),
-    }

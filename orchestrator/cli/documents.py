@@ -8,7 +8,7 @@ is asked for (`terminal.documents`)."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from decimal import Decimal
 from operator import attrgetter
@@ -23,13 +23,10 @@ from orchestrator.cli.shapes import (
     Engine,
     ErrorDocument,
     FleetAxis,
-    FleetPlanned,
     PlanDocument,
     Row,
     Rows,
     RunDocument,
-    TuneDocument,
-    VersionDocument,
     shape,
 )
 from orchestrator.core.doctor.verdicts import CheckLevel
@@ -124,6 +121,43 @@ IMAGES: Final[dict[str, Any]] = {
     "image rm": ImageGone,
     "image validate": ImageJudged,
 }
+
+
+Hours = Annotated[float, BeforeValidator(lambda seconds: round(seconds / 3600, 2))]
+
+
+class PlannedJob(Document):
+    gpu: str
+    children: int
+    machines: int
+    usd_per_hour: Usd
+    hold_usd: Annotated[Usd, Attribute("hold")]
+    expected_usd: Usd
+    expected_hours: Annotated[Hours, Attribute("expected_s")]
+
+
+class RoomDocument(Document):
+    """How many machines more the quotas of a region leave room for, and the tightest of them."""
+
+    gpu: str
+    region: str
+    room: int
+    metric: str
+
+
+class FleetPlanned(OutputDocument):
+    engine: Annotated[Engine, Attribute("sweep.engine")]
+    children: int
+    configurations: int
+    repeats: Annotated[int, Attribute("sweep.repeats")]
+    cases: int
+    hold_usd: Usd
+    expected_usd: Usd
+    expected_hours: Annotated[Hours, Attribute("expected_s")]
+    wall_minutes: Annotated[int, Attribute("sweep.wall_minutes")]
+    jobs: list[PlannedJob]
+    quotas: list[RoomDocument]
+    notices: list[str]
 
 
 class FleetJob(Document):
@@ -369,6 +403,12 @@ class ProfileFiles(ProfileDocument):
     files: list[str]
 
 
+class ProfileText(ProfileDocument):
+    """What `bench profile --json` prints, and the same as text."""
+
+    text: str
+
+
 class SiteMade(OutputDocument):
     """`index` is the page to open, `url` where --serve shows it; `published` counts pages stored in the bucket."""
 
@@ -433,6 +473,94 @@ class CostsDocument(OutputDocument):
     windows: dict[str, WindowDocument]
     practice_windows: dict[str, WindowDocument] | None
     prices_simulated: bool
+
+
+class VersionDocument(OutputDocument):
+    """One version of the file. Ratios and times are null where they were not measured."""
+
+    version: int
+    verdict: str
+    kernel: str
+    baseline: str
+    time_us: float | None
+    ratio: Annotated[dict[str, float] | None, BeforeValidator(lambda interval: interval and asdict(interval))]
+    reason: str
+    seconds: float
+    faults: dict[str, str]
+    usd: Usd
+
+
+class RankDocument(VersionDocument):
+    """A version among all: its rank lies between `ranks`; `improves` says that it was better than all before it."""
+
+    ranks: tuple[int, int]
+    improves: bool
+
+
+def _ranked(rank: Any) -> RankDocument:
+    return RankDocument.of(rank.line, schema=1, ranks=(rank.first, rank.last), improves=rank.improves)
+
+
+class LeaderboardDocument(OutputDocument):
+    """The versions of a session, best first."""
+
+    versions: Annotated[
+        list[RankDocument], BeforeValidator(lambda ranks: [*map(_ranked, ranks)]), Attribute("standings")
+    ]
+    improvements: int
+    cost_usd: Usd
+    usd_per_improvement: Usd | None
+
+
+Version = Annotated[VersionDocument | None, BeforeValidator(lambda line: line and VersionDocument.of(line, schema=1))]
+
+
+class TrialDocument(Document):
+    """One combination of parameters: its line in the search, and the one to publish, from fresh samples."""
+
+    values: dict[str, Any]
+    search: Annotated[Version, Attribute("line")]
+    published: Annotated[Version, Attribute("again")]
+
+
+Trials = Annotated[list[TrialDocument], BeforeValidator(lambda trials: [TrialDocument.of(one) for one in trials])]
+
+
+class TuneDocument(OutputDocument):
+    """What a search came to."""
+
+    session: str
+    tried: int
+    dropped: int
+    left_out: int
+    stopped: str
+    winner: Annotated[TrialDocument | None, BeforeValidator(lambda trial: trial and TrialDocument.of(trial))]
+    runners_up: Trials
+    remembered: dict[str, Any]
+    applied: dict[str, Any]
+
+
+class PlanOutline(OutputDocument):
+    """The part of a plan that an agent needs, with the keys of `bench plan --json`."""
+
+    gpu: str
+    mode: str
+    ceiling_usd: str
+    usd_per_hour: str
+    ttl_s: int
+    cases: list[str]
+    implementations: list[str]
+    notices: list[str]
+
+
+class BudgetLeft(OutputDocument):
+    """Dollars as decimal strings. `simulated` says that none of them is real."""
+
+    max_usd: Usd
+    spent_usd: Usd
+    held_usd: Usd
+    left_usd: Usd
+    simulated: bool
 
 
 BASELINES: Final = shape(baselines=list[BaselineDocument])

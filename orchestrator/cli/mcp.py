@@ -18,18 +18,18 @@ from orchestrator import __version__
 from orchestrator.api.agents import AgentDesk, open_agent_desk
 from orchestrator.api.outcome import raise_for
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
-from orchestrator.cli.options import Json, group_options
-from orchestrator.cli.profile import only_profiling, profile_document, profile_lines, read_run_profiles
-from orchestrator.cli.screen import screen
-from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
-from orchestrator.cli.shapes import (
+from orchestrator.cli.documents import (
     BudgetLeft,
     LeaderboardDocument,
     PlanOutline,
     ProfileText,
     VersionDocument,
 )
-from orchestrator.cli.terminal import emit_json, error_document, to_plain
+from orchestrator.cli.options import Json, group_options
+from orchestrator.cli.profile import only_profiling, profile_document, profile_lines, read_run_profiles
+from orchestrator.cli.screen import screen
+from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
+from orchestrator.cli.terminal import emit_json, error_document
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import BenchError, LocalError
 from orchestrator.core.plan.resumption import plan_document
@@ -79,21 +79,20 @@ def tools_of(desk: AgentDesk) -> tuple[Callable[..., Any], ...]:
 
     def plan() -> PlanOutline:
         """What the next session would rent and the most that it could cost. Nothing is spent."""
-        made = plan_document(desk.plan())
-        return {key: made[key] for key in PlanOutline.__annotations__}  # type: ignore[return-value]
+        return PlanOutline.model_validate(plan_document(desk.plan()))
 
     def measure(source: str = "") -> VersionDocument:
         """Judge and time one version: the whole text of the file; without a text, the file as it is. A wrong, hanging,
         cheating or unreadable kernel is a verdict with its reason. The first call rents the machine."""
-        return desk.measure(source).document()  # type: ignore[return-value]
+        return VersionDocument.of(desk.measure(source), schema=1)
 
     def verdict(version: int = 0) -> VersionDocument:
         """What a version came to; 0 is the best one. Its verdict is for this version among no others."""
-        return desk.version(version).document()  # type: ignore[return-value]
+        return VersionDocument.of(desk.version(version), schema=1)
 
     def leaderboard() -> LeaderboardDocument:
         """All versions, best first: verdicts corrected over all of them, rank intervals, and what each cost."""
-        return desk.leaderboard().document()  # type: ignore[return-value]
+        return LeaderboardDocument.of(desk.leaderboard(), schema=1)
 
     def profile(case: str, version: int = 0) -> ProfileText:
         """Why the kernels of a version take their time in a case, as text. It is a run of its own within what is left:
@@ -102,12 +101,13 @@ def tools_of(desk: AgentDesk) -> tuple[Callable[..., Any], ...]:
 
     def budget() -> BudgetLeft:
         """What may be spent in all, what is spent and held, and what is left."""
-        return desk.budget_document()  # type: ignore[return-value]
+        with desk.lock:
+            return BudgetLeft.of(desk, schema=1)
 
     def give_back() -> BudgetLeft:
         """End the session: give the machine back and settle its cost. A later version begins a new session."""
         desk.give_back()
-        return desk.budget_document()  # type: ignore[return-value]
+        return budget()
 
     return plan, measure, verdict, leaderboard, profile, budget, give_back
 
@@ -165,7 +165,7 @@ def profile_version(desk: AgentDesk, case: str, version: int) -> ProfileText:
         raise_for(engine.follow())
         results = fetch_run(wiring.bucket, engine.look(), Path(folder, "results")).folder
         profiles = read_run_profiles(run_id, results)
-        return {**to_plain(profile_document(profiles)), "text": "\n".join(profile_lines(profiles))}  # type: ignore[typeddict-item]
+        return profile_document(profiles, ProfileText, text="\n".join(profile_lines(profiles)))
 
 
 def write_candidate(candidate: Candidate, folder: str) -> Path:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -41,6 +41,7 @@ from orchestrator.wiring import Wiring, fetch_run, launch_context, ncu_pages, ne
 
 SETS = ("roofline", "full", "trace")
 REPORTS = (".ncu-rep", ".ncu-rep.gz")
+P = TypeVar("P", bound="documents.ProfileDocument")
 
 
 def profile(
@@ -83,7 +84,7 @@ def profile(
 def _write(found: Profiles, path: Path, *, json: bool) -> None:
     write_atomically(path, profile_page(found).encode())
     if json:
-        emit_json(profile_document(found, files=[str(path)]))
+        emit_json(profile_document(found, documents.ProfileFiles, files=[str(path)]))
         return
     _show(found)
     typer.echo(f"wrote {path}")
@@ -263,8 +264,8 @@ def profile_lines(found: Profiles) -> list[str]:
     return lines
 
 
-def profile_document(found: Profiles, **more: Any) -> documents.ProfileDocument:
-    """The profiles as JSON; `more` are further fields of what is printed."""
+def profile_document(found: Profiles, kind: type[P], **more: Any) -> P:
+    """The profiles as JSON; `more` are the further fields of `kind`."""
     profiles = [
         documents.ProfiledCall.of(
             one,
@@ -274,5 +275,4 @@ def profile_document(found: Profiles, **more: Any) -> documents.ProfileDocument:
         )
         for one in found.profiles
     ]
-    kind = documents.ProfileFiles if more else documents.ProfileDocument
     return kind.of(found, schema=1, profiles=profiles, **more)

@@ -24,7 +24,7 @@ from orchestrator.cli.choices import ChoiceParam, Hosts, Terms, launch_options
 from orchestrator.cli.options import group_options, options
 from orchestrator.cli.plan import practice_words
 from orchestrator.cli.screen import Columns, screen, wrap_text
-from orchestrator.cli.terminal import is_stdout_closed
+from orchestrator.cli.terminal import documents, is_stdout_closed, to_plain
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.run.fold import Run
 from orchestrator.core.text import count, log_text
@@ -185,7 +185,7 @@ class VersionsView:
     def show(self, line: VersionLine, desk: SessionDesk) -> None:
         """Shows a new version."""
         if self.json:
-            typer.echo(jsonlib.dumps(line.document(), allow_nan=False))
+            typer.echo(jsonlib.dumps(to_plain(documents.VersionDocument.of(line, schema=1)), allow_nan=False))
         else:
             self.say(line_text(line, best=line is desk.best))
 

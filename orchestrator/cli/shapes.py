@@ -25,40 +25,6 @@ def shape(about: str = "", *, schema: Any = Literal[1], **fields: Any) -> type:
     return made
 
 
-class PlannedJob(TypedDict):
-    gpu: str
-    children: int
-    machines: int
-    usd_per_hour: Usd
-    hold_usd: Usd
-    expected_usd: Usd
-    expected_hours: float
-
-
-class RoomDocument(TypedDict):
-    """How many machines more the quotas of a region leave room for, and the tightest of them."""
-
-    gpu: str
-    region: str
-    room: int
-    metric: str
-
-
-class FleetPlanned(Numbered):
-    engine: Engine
-    children: int
-    configurations: int
-    repeats: int
-    cases: int
-    hold_usd: Usd
-    expected_usd: Usd
-    expected_hours: float
-    wall_minutes: int
-    jobs: list[PlannedJob]
-    quotas: list[RoomDocument]
-    notices: list[str]
-
-
 class FleetAxis(TypedDict):
     """Times along an axis of the sweep: points of each device and implementation."""
 
@@ -135,84 +101,6 @@ class BaselineDocument(TypedDict):
 class BaselineSet(BaselineDocument):
     schema: Literal[1]
     name: str
-
-
-class VersionDocument(Numbered):
-    """One version of the file. Ratios and times are null where they were not measured."""
-
-    version: int
-    verdict: str
-    kernel: str
-    baseline: str
-    time_us: float | None
-    ratio: dict[str, float] | None
-    reason: str
-    seconds: float
-    faults: dict[str, str]
-    usd: str
-
-
-class RankDocument(VersionDocument):
-    """A version among all: its rank lies between `ranks`; `improves` says that it was better than all before it."""
-
-    ranks: tuple[int, int]
-    improves: bool
-
-
-class LeaderboardDocument(Numbered):
-    """The versions of a session, best first."""
-
-    versions: list[RankDocument]
-    improvements: int
-    cost_usd: str
-    usd_per_improvement: str | None
-
-
-class PlanOutline(Numbered):
-    """The part of a plan that an agent needs, with the keys of `bench plan --json`."""
-
-    gpu: str
-    mode: str
-    ceiling_usd: str
-    usd_per_hour: str
-    ttl_s: int
-    cases: list[str]
-    implementations: list[str]
-    notices: list[str]
-
-
-class BudgetLeft(Numbered):
-    """Dollars as decimal strings. `simulated` says that none of them is real."""
-
-    max_usd: str
-    spent_usd: str
-    held_usd: str
-    left_usd: str
-    simulated: bool
-
-
-class ProfileText(Numbered):
-    """What `bench profile --json` prints, and the same as text."""
-
-    run_id: str
-    device: str
-    set: str
-    profiles: list[dict[str, Any]]
-    text: str
-
-
-class TuneDocument(Numbered):
-    """What a search came to."""
-
-    session: str
-    tried: int
-    dropped: int
-    left_out: int
-    stopped: str
-    winner: dict[str, Any] | None
-    runners_up: list[dict[str, Any]]
-    remembered: dict[str, Any]
-    applied: dict[str, Any]
 
 
 class AgentTools(Numbered):

@@ -6,7 +6,8 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -17,14 +18,13 @@ from orchestrator.api.tuning import (
     is_left_out,
     recall_winner,
     remember_winner,
-    tuning_document,
 )
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.screen import screen
 from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk, own_file, parse_usd
-from orchestrator.cli.terminal import print_answer
+from orchestrator.cli.terminal import documents, print_answer
 from orchestrator.core.candidates import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.core.errors import ConfigError, LocalError
 from orchestrator.core.text import count, os_error_text
@@ -77,9 +77,8 @@ def tune(
         values = recall_winner(desk, space)
         if search_terms.apply:
             write_best(path, space, values)
-        applied = values if search_terms.apply else {}
-        nothing = Tuning((), None, ())
-        print_answer(tuning_document("", nothing, applied, values), f"remembered: {values_text(values)}", json=json)
+        document = _document(Tuning((), None, ()), "", values if search_terms.apply else {}, values)
+        print_answer(document, f"remembered: {values_text(values)}", json=json)
         return
     view.say(f"{path.name}: {count(len(space), 'combination')}, {search_terms.strategy}")
     minutes = search_terms.minutes
@@ -103,7 +102,13 @@ def tune(
     if applied:
         write_best(path, space, applied)
     session = "" if ended is None else f"session {ended.run_id}, ${ended.cost(desk.wiring.clock.now())}"
-    print_answer(tuning_document(session, made, applied), *ending_lines(made, applied, session), json=json)
+    print_answer(_document(made, session, applied), *ending_lines(made, applied, session), json=json)
+
+
+def _document(made: Tuning, session: str, applied: Values, remembered: Values = MappingProxyType({})) -> Any:
+    return lambda: documents.TuneDocument.of(
+        made, schema=1, session=session, tried=len(made.trials), remembered=dict(remembered), applied=dict(applied)
+    )
 
 
 def read_file(choice: ChoiceParam) -> tuple[Path, str, TuneSpace]:

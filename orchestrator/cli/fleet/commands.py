@@ -27,6 +27,7 @@ from orchestrator.cli.fleet.view import (
     gpus_table,
     jobs_table,
     odd_table,
+    plan_document,
     plan_lines,
     quota_table,
     seen_lines,
@@ -204,7 +205,7 @@ def plan(ctx: typer.Context, sweep: SweepOptions, json: Json = False) -> None:
     except BenchError:
         pass  # a plan needs no cluster
     quotas = [quota_table(fleet_plan.quotas)] if fleet_plan.quotas else []
-    print_answer(fleet_plan.document, jobs_table(fleet_plan), *plan_lines(fleet_plan), *quotas, json=json)
+    print_answer(lambda: plan_document(fleet_plan), jobs_table(fleet_plan), *plan_lines(fleet_plan), *quotas, json=json)
 
 
 def child_seconds(wiring: Wiring, found: FleetPlan) -> int:

@@ -39,6 +39,18 @@ def plan_lines(plan: FleetPlan) -> list[str]:
     ]
 
 
+def plan_document(plan: FleetPlan) -> documents.FleetPlanned:
+    """What `bench fleet plan --json` prints."""
+    return documents.FleetPlanned.of(
+        plan,
+        schema=1,
+        children=len(plan.children),
+        configurations=len({child.config for child in plan.children}),
+        jobs=[documents.PlannedJob.of(job) for job in plan.jobs],
+        notices=list(plan.notices),
+    )
+
+
 def jobs_table(plan: FleetPlan) -> Columns:
     numbers = ("children", "machines", "$/h", "worst case", "expected", "hours")
     rows = [

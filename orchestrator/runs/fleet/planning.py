@@ -211,34 +211,6 @@ class FleetPlan:
         # Children that are runs of one client's take whatever machine of `parallel` is free.
         return -(-len(self.children) // self.sweep.parallel) * self.sweep.child_minutes * 60
 
-    def document(self) -> dict[str, Any]:
-        return {
-            "schema": 1,
-            "engine": self.sweep.engine,
-            "children": len(self.children),
-            "configurations": len({child.config for child in self.children}),
-            "repeats": self.sweep.repeats,
-            "cases": self.cases,
-            "hold_usd": str(self.hold_usd),
-            "expected_usd": str(self.expected_usd),
-            "expected_hours": round(self.expected_s / 3600, 2),
-            "wall_minutes": self.sweep.wall_minutes,
-            "jobs": [
-                {
-                    "gpu": job.gpu,
-                    "children": job.children,
-                    "machines": job.machines,
-                    "usd_per_hour": str(job.usd_per_hour),
-                    "hold_usd": str(job.hold),
-                    "expected_usd": str(job.expected_usd),
-                    "expected_hours": round(job.expected_s / 3600, 2),
-                }
-                for job in self.jobs
-            ],
-            "quotas": [dict(row) for row in self.quotas],
-            "notices": list(self.notices),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class CellPrice:

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.api.sessions import LOST, VersionLine, correct_verdicts, rank_versions, read_line
+from orchestrator.cli.documents import LeaderboardDocument, VersionDocument
 from orchestrator.cli.sessions import VersionsView, board_lines, line_text, saves, versions_table
+from orchestrator.cli.terminal import to_plain
 from orchestrator.core.candidates import Candidate, CandidateVerdict, parse_verdict, time_refusal
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.results import ResultsUnreadable
@@ -235,4 +237,5 @@ def test_no_verdict_of_a_hostile_machine_steers_a_terminal_or_stops_a_session(se
     view.console.print(versions_table(lines, lines[0], 9))
     steering = [one for one in shown.getvalue() if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
     assert set(steering) <= {"\n", "\t"}  # a table in a pipe has tabs between its cells
-    json.dumps([board.document(), *(one.document() for one in lines)], allow_nan=False)
+    documents = [LeaderboardDocument.of(board, schema=1), *(VersionDocument.of(one, schema=1) for one in lines)]
+    json.dumps([to_plain(one) for one in documents], allow_nan=False)
