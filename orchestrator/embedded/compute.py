@@ -65,7 +65,7 @@ class Compute(BodyPart):
             PROJECT,
             ("GET", "", self.get_project, "compute.projects.get"),
             ("GET", "/zones", self.list_zones, "compute.zones.list"),
-            ("GET", zone, self.get_zone),
+            ("GET", zone, lambda _, zone: self.resources.zone(zone)),
             ("GET", "/regions", self.list_regions, "compute.regions.list"),
             ("GET", "/regions/{region}", self.get_region, "compute.regions.get"),
             ("GET", "/aggregated/{kind:instances}", self.list_aggregated, "compute.instances.list"),
@@ -77,7 +77,7 @@ class Compute(BodyPart):
             ("GET", "/regions/{region}/{kind:routers}", self.list_regional, "compute.routers.list"),
             ("GET", "/zones/{zone}/{kind:instances}", self.list_kind, "compute.instances.list"),
             ("POST", instances, self.insert, "compute.instances.create"),
-            ("GET", instance, self.get_instance, "compute.instances.get"),
+            ("GET", instance, lambda _, zone, name: self.fleet.find(zone, name).document(), "compute.instances.get"),
             ("DELETE", instance, self._acting("delete"), "compute.instances.delete"),
             ("GET", instance + "/serialPort", self.serial_port, "compute.instances.getSerialPortOutput"),
             ("POST", instance + "/setLabels", self._acting("setLabels"), "compute.instances.setLabels"),
@@ -94,7 +94,7 @@ class Compute(BodyPart):
             ("POST", zone + "/operations/{name}/wait", self.wait, "compute.zoneOperations.get"),
             ("GET", zone + f"/{{kind:{kinds}}}", self.list_kind),
             ("GET", zone + f"/{{kind:{kinds}}}/{{name}}", self.get_kind),
-            ("GET", "/global/firewalls", self.list_firewalls),
+            ("GET", "/global/firewalls", lambda request: self._list(request, "firewalls", [], "/global")),
             ("GET", "/global/networks", self.list_networks),
             ("GET", "/global/networks/{name}", self.get_network, "compute.networks.get"),
             ("POST", "/regions/{region}/advice/capacity", self.advise, "compute.advice.capacity"),
@@ -135,9 +135,6 @@ class Compute(BodyPart):
     def test_permissions(self, request: HttpRequest, zone: str, name: str) -> Document:
         self.fleet.find(zone, name)
         return held_permissions(self.weather, map(str, body_of(request).get("permissions", [])), request.target)
-
-    def get_instance(self, _request: HttpRequest, zone: str, name: str) -> Document:
-        return self.fleet.find(zone, name).document()
 
     def serial_port(self, request: HttpRequest, zone: str, name: str) -> Document:
         vm = self.fleet.find(zone, name)
@@ -180,9 +177,6 @@ class Compute(BodyPart):
     def list_zones(self, request: HttpRequest) -> Document:
         return self._list(request, "zones", [self.resources.zone(zone) for zone in self.inventory.zones])
 
-    def get_zone(self, _request: HttpRequest, zone: str) -> Document:
-        return self.resources.zone(zone)
-
     def list_regions(self, request: HttpRequest) -> Document:
         return self._list(request, "regions", [self.get_region(request, name) for name in self.inventory.regions])
 
@@ -220,9 +214,6 @@ class Compute(BodyPart):
 
     def list_networks(self, request: HttpRequest) -> Document:
         return self._list(request, "networks", self.resources.networks(request.target), "/global")
-
-    def list_firewalls(self, request: HttpRequest) -> Document:
-        return self._list(request, "firewalls", [], "/global")
 
     def get_network(self, request: HttpRequest, name: str) -> Document:
         return find_named(self.resources.networks(request.target), f"projects/{self.project}/global/networks/{name}")

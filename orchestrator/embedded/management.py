@@ -68,7 +68,7 @@ class Management(BodyPart):
                 "iam",
                 "/v1/projects/{project}",
                 ("POST", "/serviceAccounts", self.create_account, "iam.serviceAccounts.create"),
-                ("GET", ACCOUNT, self.get_account, "iam.serviceAccounts.get"),
+                ("GET", ACCOUNT, lambda asked, email: self._account(email, asked.target), "iam.serviceAccounts.get"),
                 ("POST", f"{ACCOUNT}:testIamPermissions", self.test_permissions),
                 ("POST", f"{ACCOUNT}:getIamPolicy", self.get_policy, "iam.serviceAccounts.getIamPolicy"),
                 ("POST", f"{ACCOUNT}:setIamPolicy", self.set_policy, "iam.serviceAccounts.setIamPolicy"),
@@ -80,7 +80,7 @@ class Management(BodyPart):
                 "cloudbilling",
                 "/v1/",
                 ("GET", "projects/{project}/billingInfo", self.billing, "resourcemanager.projects.get"),
-                ("GET", "services", self.list_services),
+                ("GET", "services", lambda request: self.catalogue.services(request.query)),
                 ("GET", "services/{service}/skus", self.list_skus),
             ),
         ]
@@ -229,9 +229,6 @@ class Management(BodyPart):
         self.store.put("service_account", email, document)
         return document
 
-    def get_account(self, request: HttpRequest, email: str) -> Document:
-        return self._account(email, request.target)
-
     def create_role(self, request: HttpRequest) -> Document:
         body = body_of(request)
         role = str(body.get("roleId", ""))
@@ -275,9 +272,6 @@ class Management(BodyPart):
             "billingAccountName": "billingAccounts/0X0X0X-0X0X0X-0X0X0X" if on else "",
             "billingEnabled": on,
         }
-
-    def list_services(self, request: HttpRequest) -> Document:
-        return self.catalogue.services(request.query)
 
     def list_skus(self, request: HttpRequest, service: str) -> Document:
         return self.catalogue.service_skus(service, request.query)

@@ -124,7 +124,7 @@ def check_permission(weather: Weather, project: str, service: str, permission: s
     if weather.holds(victim, "api_disabled", api=api):
         raise disabled_error(api, TITLES[service], project)
     if permission and weather.holds(victim, "permission_missing", permission=permission):
-        raise denied_error(permission, f"projects/{project}")
+        raise ApiError(403, f"Required '{permission}' permission for 'projects/{project}'", "forbidden")
 
 
 def admit_insert(weather: Weather, project: str, body: Any) -> None:
@@ -170,8 +170,3 @@ def disabled_error(api: str, title: str, project: str) -> ApiError:
             }
         ],
     )
-
-
-def denied_error(permission: str, resource: str) -> ApiError:
-    """The 403 error of a caller without a permission."""
-    return ApiError(403, f"Required '{permission}' permission for '{resource}'", "forbidden")

@@ -167,13 +167,13 @@ class Resources:
             | {
                 "description": "Default network for the project",
                 "autoCreateSubnetworks": True,
-                "subnetworks": [self._subnetwork(region) for region in self.inventory.regions],
+                "subnetworks": [
+                    self_link("projects", self.project, "regions", region, "subnetworks/default")
+                    for region in self.inventory.regions
+                ],
                 "routingConfig": {"routingMode": "REGIONAL"},
             }
         ]
-
-    def _subnetwork(self, region: str) -> str:
-        return self_link("projects", self.project, "regions", region, "subnetworks/default")
 
     def subnetworks(self, region: str, victim: str) -> list[dict[str, Any]]:
         """The default network's subnet in a region. Machines in it reach Google's APIs without an external address,

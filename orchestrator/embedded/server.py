@@ -130,7 +130,7 @@ class EmbeddedCloud:
         self.touched_at = time.monotonic()
         self.closed = False
         self.store = Store(self.home / "state.sqlite")
-        self.weather = Weather(self._weather_changed)
+        self.weather = Weather(lambda: self.store.owe("weather", "document", self.weather.document()))
         self.weather.restore(self.store.get("weather", "document") or {"faults": []})
         self.meter = Meter(self.store)
         commons = self._commons(quotas)
@@ -297,9 +297,6 @@ class EmbeddedCloud:
         """The time in an answer to `target`: the present, plus the clock skew that the weather may set."""
         skew = self.weather.holds(target, "clock_skew", service=service)
         return self.timeline.now() + timedelta(seconds=float(skew.params["seconds"]) if skew else 0)
-
-    def _weather_changed(self) -> None:
-        self.store.owe("weather", "document", self.weather.document())
 
     def _write_off(self) -> None:
         """Ends the accounts and operations that were open when an earlier process died, at its last sign of life."""

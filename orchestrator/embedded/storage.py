@@ -208,7 +208,7 @@ class Storage:
                 if glob is not None and glob.fullmatch(found.name) is None:
                     continue
                 if len(items) + len(groups) == most:
-                    token = make_page_token(found.name)
+                    token = base64.urlsafe_b64encode(found.name.encode()).decode()
                     break
                 cut = found.name.find(delimiter, len(prefix)) if delimiter else -1
                 if cut >= 0:
@@ -351,11 +351,6 @@ def glob_pattern(glob: str) -> re.Pattern[str] | None:
         raise ApiError(400, f"Invalid value for matchGlob: {glob}", "invalid")
     parts = re.split(r"(\*\*|[*?{},])", glob)
     return re.compile("".join(kinds.get(part, re.escape(part)) for part in parts), re.DOTALL)
-
-
-def make_page_token(name: str) -> str:
-    """The page token of the page that begins with `name`."""
-    return base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def read_page_token(token: str) -> str:
