@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markdown import Markdown
 
-from orchestrator.cli.options import Json
+from orchestrator.cli.options import Json, completing
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import emit_json, print_answer
 from orchestrator.core.errors import NotFound
@@ -19,10 +19,6 @@ from orchestrator.wiring import docs_folder
 def page_names() -> list[str]:
     """Each page by its path without the suffix: `judge`, `forms/program`."""
     return sorted(path.relative_to(docs_folder()).with_suffix("").as_posix() for path in docs_folder().rglob("*.md"))
-
-
-def known_pages(incomplete: str) -> list[str]:
-    return [name for name in page_names() if name.startswith(incomplete)]
 
 
 def find_page(name: str) -> Path:
@@ -45,7 +41,7 @@ def title_of(path: Path) -> str:
 
 def docs(
     name: Annotated[
-        str, typer.Argument(metavar="[PAGE]", help="A page, such as judge.", autocompletion=known_pages)
+        str, typer.Argument(metavar="[PAGE]", help="A page, such as judge.", autocompletion=completing(page_names))
     ] = "",
     json: Json = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from importlib import import_module
@@ -82,34 +82,39 @@ def options(ctx: typer.Context) -> Options:
     return Options(**(ctx.find_root().obj or {}))
 
 
-def known_runs(incomplete: str) -> list[str]:
+def completing(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """The completion of a word that was begun, by those that `words` gives then."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
+
+
+@completing
+def known_runs() -> list[str]:
     """The runs that were listed last, newest first, and `last`."""
-    return _fitting(["last", *reversed(read_seen(load_settings().home / SEEN, is_run_id))], incomplete)
+    return ["last", *reversed(read_seen(load_settings().home / SEEN, is_run_id))]
 
 
-def known_fleets(incomplete: str) -> list[str]:
+@completing
+def known_fleets() -> list[str]:
     """The fleets that were listed last, newest first, and `last`."""
-    return _fitting(["last", *reversed(read_seen(load_settings().home / SEEN_FLEETS, is_fleet_id))], incomplete)
+    return ["last", *reversed(read_seen(load_settings().home / SEEN_FLEETS, is_fleet_id))]
 
 
-def known_cases(incomplete: str) -> list[str]:
+@completing
+def known_cases() -> list[str]:
     """The cases of the runs that were fetched into this folder."""
-    return _fitting(sorted({path.stem for path in LOCAL.glob("*/cases/*.csv")}), incomplete)
+    return sorted({path.stem for path in LOCAL.glob("*/cases/*.csv")})
 
 
-def known_gpus(incomplete: str) -> list[str]:
-    return _fitting(list(GPU_NAMES), incomplete)
+@completing
+def known_configs() -> list[str]:
+    return sorted(path.stem for path in configs_folder().glob("*.yaml") if path.stem not in ("grids", "prices"))
 
 
-def known_configs(incomplete: str) -> list[str]:
-    return _fitting(
-        sorted(path.stem for path in configs_folder().glob("*.yaml") if path.stem not in ("grids", "prices")),
-        incomplete,
-    )
-
-
-def _fitting(words: list[str], incomplete: str) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
+known_gpus = completing(lambda: GPU_NAMES)
 
 
 RunName = Annotated[

@@ -7,20 +7,18 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.documents import SHAPES, schema_of
-from orchestrator.cli.options import Json
+from orchestrator.cli.options import Json, completing
 from orchestrator.cli.terminal import emit_json, print_answer
 from orchestrator.core.errors import ConfigError
-
-
-def known_shapes(incomplete: str) -> list[str]:
-    return [name for name in SHAPES if name.startswith(incomplete)]
 
 
 def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[COMMAND]...", help="For example: status, or costs add; `error`.", autocompletion=known_shapes
+            metavar="[COMMAND]...",
+            help="For example: status, or costs add; `error`.",
+            autocompletion=completing(lambda: SHAPES),
         ),
     ] = None,
     json: Json = False,
