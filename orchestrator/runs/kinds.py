@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Final
 
 from orchestrator.core.errors import BenchError, DocumentUnreadable, HostUnfit, NotFound, ProviderError
 from orchestrator.core.hosts import is_host
 from orchestrator.core.ledger.budget import ZERO, Ledger, LedgerEntry
 from orchestrator.core.ledger.unlisted import MARGIN, abandoned_from, most_of, name_of_most, outstanding_images
-from orchestrator.core.market.pricing import ceiling_usd
 from orchestrator.core.names import FLEET_LABEL, is_fleet_id
 from orchestrator.core.naming import BUCKET_LABEL, RUN_LABEL, Mode, generation_of, hold_key, is_label_of, run_of
 from orchestrator.core.run import events as ev
-from orchestrator.core.run.decide import Close
-from orchestrator.core.run.fold import Phase, Run, Vm, replay
+from orchestrator.core.run.decide import Close, highest_cost
+from orchestrator.core.run.fold import Phase, Run, replay
 from orchestrator.runs.engine import Engine, World, is_done, request_id
 from orchestrator.runs.holds import settle
 from orchestrator.runs.image_builds import look_after_build
@@ -65,12 +65,10 @@ class Kind:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _open_runs(ledger: Ledger) -> list[str]:
-    return [key for key in _unsettled(ledger) if not is_fleet_id(run_of(key))]
-
-
-def _unsettled(ledger: Ledger) -> list[str]:
-    return [key for key, entry in sorted(ledger.runs.items()) if entry.settled_usd is None]
+def _unsettled(ledger: Ledger, *, fleets: bool) -> list[str]:
+    """The keys of the holds that are not settled, of fleets or of runs."""
+    entries = sorted(ledger.runs.items())
+    return [key for key, entry in entries if entry.settled_usd is None and is_fleet_id(run_of(key)) is fleets]
 
 
 def _has_events(world: World, run_id: str) -> bool:
@@ -121,7 +119,7 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold
             world.cloud().delete(instance.zone, instance.name, request_id(run.run_id, instance.zone, 0, "overdue"))
     vms = [vm for vm in run.vms if vm.generation == run.generation and not vm.refused]
     is_known = entry.attempt <= max((vm.attempt for vm in vms), default=0)
-    cost = sum(map(_most_of_vm, vms), ZERO) if is_known else entry.hold_usd
+    cost = sum(map(highest_cost, vms), ZERO) if is_known else entry.hold_usd
     settled_hold = _settled(
         world, key, entry, cost, "its last deadline is over: settled at the most that it can have cost"
     )
@@ -132,11 +130,6 @@ def _overdue(world: World, key: str, engine: Engine, run: Run) -> ReconciledHold
             engine.perform(Close(Phase.EXPIRED, "its last deadline is over"), run)
         engine.write_index(engine.look())
     return settled_hold
-
-
-def _most_of_vm(vm: Vm) -> Decimal:
-    """The dollars that a machine has cost, or can have cost at most if its end is not known."""
-    return vm.cost(vm.gone_at) if vm.gone_at is not None else ceiling_usd(vm.usd_per_hour, vm.max_run_s, 1)
 
 
 def _without_events(world: World, key: str, run_id: str) -> ReconciledHold:
@@ -270,10 +263,6 @@ def _voided(control: FleetControl, generation: int) -> FleetControl:
     return control.model_copy(update={**fresh, "stopped": control.stopped or NOBODY})
 
 
-def _open_fleets(ledger: Ledger) -> list[str]:
-    return [key for key in _unsettled(ledger) if is_fleet_id(run_of(key))]
-
-
 def _reconcile_fleet(world: World, key: str, how: How) -> ReconciledHold:
     """A fleet has children in the place of events, and its scheduler knows of its machines."""
     fleet, entry = run_of(key), world.ledger.read().runs[key]
@@ -296,10 +285,6 @@ def _reconcile_fleet(world: World, key: str, how: How) -> ReconciledHold:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _open_images(ledger: Ledger) -> list[str]:
-    return [most_of(name) for name in outstanding_images(ledger)]
-
-
 def _is_recorded(world: World, name: str) -> bool:
     return world.shelf is not None and any(one.name == name for one in world.shelf.records.every()[0])
 
@@ -309,9 +294,9 @@ def _reconcile_image(world: World, key: str, how: How) -> ReconciledHold | None:
     return ReconciledHold(key, build.over, build.what) if build is not None else None
 
 
-FLEET: Final = Kind("fleet", _open_fleets, _has_record, _reconcile_fleet)
-RUN: Final = Kind("run", _open_runs, _has_events, _reconcile_run)
-IMAGE: Final = Kind("image", _open_images, _is_recorded, _reconcile_image)
+FLEET: Final = Kind("fleet", partial(_unsettled, fleets=True), _has_record, _reconcile_fleet)
+RUN: Final = Kind("run", partial(_unsettled, fleets=False), _has_events, _reconcile_run)
+IMAGE: Final = Kind("image", lambda held: map(most_of, outstanding_images(held)), _is_recorded, _reconcile_image)
 KINDS: Final = (FLEET, RUN, IMAGE)
 
 

@@ -105,12 +105,12 @@ def _affordable(run: Run, offers: Sequence[Offer], ttl_s: int | None) -> tuple[O
     enforced late, and a machine that may still exist counts with all that it can cost."""
     if run.hold_usd is None or run.plan is None:
         return tuple(offers)
-    spent = sum((_highest_cost(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
+    spent = sum((highest_cost(vm) for vm in run.vms if vm.generation == run.generation and not vm.refused), Decimal(0))
     limit_s, unspent_usd = run.plan.ttl_s if ttl_s is None else ttl_s, run.hold_usd - spent
     return tuple(offer for offer in offers if ceiling_usd(offer.usd_per_hour, limit_s, 1) <= unspent_usd)
 
 
-def _highest_cost(vm: Vm) -> Decimal:
+def highest_cost(vm: Vm) -> Decimal:
     """The dollars that a machine has cost, or can cost at most if it may still exist. This needs no clock."""
     return ceiling_usd(vm.usd_per_hour, vm.max_run_s, 1) if vm.gone_at is None else vm.cost(vm.gone_at)
 
