@@ -161,11 +161,9 @@ def _hints(rules: str) -> dict[str, tuple[Hint, ...]]:
         if row.get("Rule Name") and text and row.get("Rule Type", "OPT") in ("OPT", "WRN"):
             speedup = _number(row.get("Estimated Speedup", ""))
             found.setdefault(row.get("ID", ""), []).append(Hint(clean_name(row["Rule Name"]), text, speedup))
-    return {key: tuple(sorted(hints, key=_first)[:MOST_HINTS]) for key, hints in found.items()}
-
-
-def _first(hint: Hint) -> float:
-    return 0.0 if math.isnan(hint.speedup) else -hint.speedup
+    for hints in found.values():
+        hints.sort(key=lambda hint: 0.0 if math.isnan(hint.speedup) else -hint.speedup)
+    return {key: tuple(hints[:MOST_HINTS]) for key, hints in found.items()}
 
 
 def _table(text: str, column: str) -> list[dict[str, str]]:

@@ -191,19 +191,15 @@ def read_run_profiles(run_id: str, folder: Path) -> Profiles:
     texts, tables = {}, {}
     for path in sorted((folder / "profile").iterdir()):
         name = f"profile/{path.name}"
-        if path.name.endswith(REPORTS) and not _pages_beside(path):
-            stem = name.partition(".ncu-rep")[0]
+        stem = name.partition(".ncu-rep")[0]
+        # ncu writes the figures to a file beside the report when it makes one
+        if path.name.endswith(REPORTS) and not (folder / f"{stem}.metrics.csv").is_file():
             texts[f"{stem}.metrics.csv"], texts[f"{stem}.rules.csv"] = _by_package(path)
         if path.suffix == ".csv":
             texts[name] = path.read_text(encoding="utf-8", errors="replace")
         elif path.name.endswith(".table.json"):
             tables[name] = _table(path)
     return read_profiles(run_id, summary, texts, tables)
-
-
-def _pages_beside(report: Path) -> bool:
-    """Whether ncu wrote the report's figures to a file beside it, as it does when it makes the report."""
-    return report.with_name(report.name.partition(".ncu-rep")[0] + ".metrics.csv").is_file()
 
 
 def _by_package(report: Path) -> tuple[str, str]:

@@ -70,8 +70,9 @@ def reap(
         typer.echo(_found(findings, images))
     for failure in done.failed:
         note(f"{failure.what}: {failure.error}")
-    first = done.failed[0].error if done.failed else None
-    raise_unread(wiring.hosts.odd, not_all(len(done.failed), first) if first is not None else None)
+    text = f"{len(done.failed)} could not be done, everything else was; the first: "
+    errors = [ProviderError(f"{text}{one.error}", hint=one.error.hint) for one in done.failed[:1]]
+    raise_unread(wiring.hosts.odd, *errors)
 
 
 def _list(findings: Sequence[MachineFinding], images: Sequence[ImageFinding]) -> None:
@@ -128,10 +129,6 @@ def _settle(world: World) -> tuple[tuple[ReconciledHold, ...], tuple[ReapFailure
     except BenchError as error:
         return tuple(settled), (ReapFailure("not every hold was looked after", error),)
     return tuple(settled), ()
-
-
-def not_all(count: int, first: BenchError) -> ProviderError:
-    return ProviderError(f"{count} could not be done, everything else was; the first: {first}", hint=first.hint)
 
 
 def _install(ctx: typer.Context, *, dry_run: bool, json: bool) -> None:

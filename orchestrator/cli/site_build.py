@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,7 +174,8 @@ def _before(folder: Path, bucket: str) -> State:
     try:
         data = (folder / STATE).read_bytes()
     except FileNotFoundError:
-        if folder.is_dir() and any(not _is_part(path) for path in folder.iterdir()):
+        # what a killed build left of this file is no other's
+        if folder.is_dir() and not all(fnmatchcase(path.name, f".{STATE}.*.part") for path in folder.iterdir()):
             raise ConfigError(
                 f"{folder} contains files that are not a site of bench", hint="choose a new or empty folder with --out"
             ) from None
@@ -192,11 +194,6 @@ def _before(folder: Path, bucket: str) -> State:
             hint="choose another folder for this one with --out",
         )
     return state if state.code == _code() and _whole(folder, state) else State()
-
-
-def _is_part(path: Path) -> bool:
-    """Whether it is what a killed build left of this file."""
-    return path.name.startswith(f".{STATE}.") and path.name.endswith(".part")
 
 
 def _whole(folder: Path, state: State) -> bool:
@@ -243,6 +240,3 @@ def _write(path: Path, text: str) -> int:
         pass  # it is not there, or cannot be read: writing it says what is wrong
     write_atomically(path, data)
     return 1
-
-
-__all__ = ["STATE", "Built", "Source", "build", "source_of"]

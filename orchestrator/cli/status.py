@@ -348,15 +348,11 @@ def price_of(sheet: PriceSheet) -> PriceOf:
     return price
 
 
-def machines_rate(findings: Sequence[MachineFinding]) -> Decimal:
-    """Dollars per hour of all machines together; machines without a known price are left out."""
-    return sum((one.usd_per_hour for one in findings if one.usd_per_hour is not None), Decimal(0))
-
-
 def machines_line(findings: Sequence[MachineFinding]) -> str:
     orphans = sum(1 for one in findings if one.orphan)
-    unknown = sum(1 for one in findings if one.usd_per_hour is None)
-    text = f"VMs alive now: {len(findings)}, ${machines_rate(findings):.2f}/h"
+    prices = [one.usd_per_hour for one in findings if one.usd_per_hour is not None]
+    unknown = len(findings) - len(prices)
+    text = f"VMs alive now: {len(findings)}, ${sum(prices, Decimal(0)):.2f}/h"
     if unknown:
         text += f" and {unknown} of unknown price"
     return text + (f"; no live run owns {orphans} of them: `bench reap --yes` deletes those" if orphans else "")

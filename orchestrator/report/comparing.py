@@ -380,13 +380,10 @@ def _environments(one: Comparison) -> Iterable[list[Cell]]:
         values = [before.get(key), after.get(key)]
         if all(value in (None, "") for value in values):
             continue
-        texts = [UNKNOWN if value in (None, "") else _brief(key, value) for value in values]
+        most = 12 if "sha256" in key else None
+        texts = [UNKNOWN if value in (None, "") else str(value)[:most] for value in values]
         style = "differs" if values[0] != values[1] else ""
         yield [NAMES.get(key, key.replace("_", " ")), *(Word(text, style) for text in texts)]
-
-
-def _brief(key: str, value: object) -> str:
-    return str(value)[:12] if "sha256" in key else str(value)
 
 
 def ratio_board(one: Comparison, names: Mapping[str, str], width: float = WIDTH) -> Board | None:

@@ -17,7 +17,6 @@ from orchestrator.core.text import clean_line
 from orchestrator.store.fleets import FleetStore
 from orchestrator.wiring import Wiring
 
-"""The number of digits of a digest that identify a fleet's documents."""
 Accept = Annotated[
     str, typer.Option("--accept", metavar="SHA256", help="Accept this fleet, which was launched from another computer.")
 ]

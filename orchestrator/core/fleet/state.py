@@ -222,13 +222,10 @@ def judge_retry(state: FleetState, *, persisted: bool = False, machines: int = M
 
 
 def _pause(state: FleetState) -> str:
-    ended = [line for child in state.children if _has_ended(line := state.line(child))][:FIRST]
+    lines = [state.line(child) for child in state.children]
+    ended = [line for line in lines if line.over or line.state == "failed" or line.failed_on][:FIRST]
     failed = [line for line in ended if line.failed_on or line.state in ("failed", "given_up")]
     if len(failed) < TOO_MANY:
         return ""
     first = count(len(ended), "child", "children")
     return f"{len(failed)} of the first {first} failed; the last: {failed[-1].reason or 'no reason given'}"
-
-
-def _has_ended(line: ChildLine) -> bool:
-    return line.over or line.state == "failed" or bool(line.failed_on)

@@ -311,13 +311,12 @@ def _resources(step: Step) -> tuple[Named, ...]:
         case GrantRole():
             kind, owner, needs = _grant_place(step)
             whom = {"role": hcl_text(step.role), "member": hcl_text(step.member)}
-            body = {
-                **owner,
-                **whom,
-                **(_condition_block(step.condition) if step.condition else {}),
-                "depends_on": needs,
-            }
-            return ((kind, _resource_name(step.role, step.member), body),)
+            body = {**owner, **whom, "depends_on": needs}
+            if step.condition is not None:
+                condition = {"title": step.condition.title, "expression": step.condition.expression}
+                body["condition"] = [{key: hcl_text(text) for key, text in condition.items()}]
+            name = re.sub(r"[^A-Za-z0-9]+", "_", f"{short_role(step.role)}_{step.member.partition('@')[0]}")
+            return ((kind, name, body),)
         case _:
             return ()
 
@@ -334,10 +333,6 @@ def _grant_place(step: GrantRole) -> tuple[str, HclBody, list[str]]:
         case "account":
             name = hcl_text(f"projects/{step.owner}/serviceAccounts/{step.email}")
             return "google_service_account_iam_member", {"service_account_id": name}, [ACCOUNT]
-
-
-def _condition_block(condition: Condition) -> HclBody:
-    return {"condition": [{"title": hcl_text(condition.title), "expression": hcl_text(condition.expression)}]}
 
 
 def _roles(body: HclBody, declared: frozenset[str]) -> HclBody:
@@ -370,10 +365,6 @@ def _settings_comment(step: WriteSettings) -> list[str]:
 def hcl_text(value: str) -> str:
     """`value` with `${` and `%{` escaped, so that Terraform does not read it as a template."""
     return value.replace("${", "$${").replace("%{", "%%{")
-
-
-def _resource_name(role: str, member: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", f"{short_role(role)}_{member.partition('@')[0]}")
 
 
 def _snake(key: str) -> str:

@@ -105,12 +105,12 @@ def _days(board: Board, points: Sequence[HistoryPoint], across: Scale, top: floa
     """Writes the day of each run below it, where there is room."""
     last = -1e9
     for place, point in enumerate(points):
-        day, x = point.reading.run_id[:8], across(place)
+        x = across(place)
         if point.split:
             board.path([(x, top), (x, BOTTOM)], "split")
         board.line(x, BOTTOM, x, BOTTOM + 4, "axis")
         if x - last >= 96 and x + 36 <= board.width:
-            board.text(x, BOTTOM + 20, f"{day[:4]}-{day[4:6]}-{day[6:8]}", "middle soft")
+            board.text(x, BOTTOM + 20, day_of(point.reading.run_id), "middle soft")
             last = x
     middle = (across.begin + across.end) / 2
     board.text(middle, BOTTOM + 44, "runs in the order in which they were begun", "middle soft")
@@ -133,9 +133,8 @@ def _levels(board: Board, points: Sequence[HistoryPoint], across: Scale, up: Sca
 
 def gpus_page(digests: Sequence[Digest]) -> str:
     measured = [one for one in digests if one.device and one.cases]
-    columns = [
-        device_column(device, [one for one in measured if one.device == device]) for device in device_names(measured)
-    ]
+    devices = sorted({one.device for one in measured})
+    columns = [device_column(device, [one for one in measured if one.device == device]) for device in devices]
     table = side_by_side(columns)
     notes: list[Part] = [
         Text(
@@ -152,10 +151,6 @@ def gpus_page(digests: Sequence[Digest]) -> str:
     if any(one.simulated for one in measured):
         notes.append(Text(PRACTICE, "soft"))
     return write_page(Page("GPUs", "Devices side by side", notes, made, site_nav(GPUS)))
-
-
-def device_names(digests: Sequence[Digest]) -> list[str]:
-    return sorted({one.device for one in digests})
 
 
 def device_column(device: str, digests: Sequence[Digest]) -> Column:
@@ -305,19 +300,14 @@ def series_summary(points: Sequence[HistoryPoint]) -> str:
         return "One run: nothing to compare with yet."
     if not changes:
         return f"Never faster or slower in {count(len(points), 'run')}."
-    numbers = " and ".join(
-        f"{format_times(changes.count(word))} {word}" for word in ("faster", "slower") if word in changes
-    )
+    often = ((changes.count(word), word) for word in ("faster", "slower"))
+    numbers = " and ".join(f"{'once' if n == 1 else f'{n} times'} {word}" for n, word in often if n)
     return f"{capitalize_first(numbers)} in {count(len(points), 'run')}."
 
 
 def day_of(run_id: str) -> str:
     """The day with which a run's id begins, for example `2026-11-21`."""
     return f"{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}"
-
-
-def format_times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
 
 
 def _row(point: HistoryPoint, own: str, practice: Container[str], *, relative: bool) -> list[Cell]:
@@ -380,6 +370,3 @@ def _lines(found: Mapping[str, Followed], judged_: Mapping[str, Judged]) -> Iter
                 if last is not None
                 else UNKNOWN,
             ]
-
-
-__all__ = ["MOST", "Series", "by_case", "case_list_page", "judge_series", "points_of", "write_case_page"]
