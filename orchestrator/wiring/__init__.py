@@ -337,10 +337,10 @@ class Wiring:
         return host_cloud.ZoneRouter(lambda: self._cloud, self.hosts, cache(self._market))
 
     def _market(self, **patience: Any) -> GoogleMarket:
-        from orchestrator.adapters.google.market import GoogleMarket
+        from orchestrator.adapters.google.market import CallPatience, GoogleMarket
 
-        endpoint = self.address.compute if self.address else None
-        return GoogleMarket(self.project, endpoint, self.credentials, self.clock, **patience)
+        endpoint, limits = self.address.compute if self.address else None, CallPatience(**patience)
+        return GoogleMarket(self.project, endpoint, self.credentials, self.clock, patience=limits)
 
     def cloud(self) -> Cloud:
         return self.everywhere

@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
 import google.api_core.exceptions as api
-from google.auth.credentials import Credentials
 
 from orchestrator.adapters.google import compute_faults as table
-from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls, require_operation
+from orchestrator.adapters.google.compute_calls import Calls, require_operation
 from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.errors import (
     FOREIGN,
@@ -40,7 +40,6 @@ from orchestrator.core.market.machines import (
 from orchestrator.core.names import MachineName, ResourceId, Zone
 from orchestrator.core.naming import RUN_LABEL, TOOL, TOOL_LABEL
 from orchestrator.core.run.decide import QUEUED
-from orchestrator.ports import Clock
 
 LATE_S = (10.0, 20.0, 30.0)
 """The pauses in which a new project's network appears, and a resource's rate of operations falls."""
@@ -62,19 +61,9 @@ class GoogleCloud(GoogleMarket):
     request id, by which Google recognises them.
     """
 
-    def __init__(
-        self,
-        project: str,
-        endpoint: str | None = None,
-        credentials: Credentials | None = None,
-        clock: Clock | None = None,
-        *,
-        patience: CallPatience = PATIENCE,
-    ) -> None:
-        super().__init__(
-            project, endpoint, credentials, clock, pauses_s=patience.pauses_s, request_s=patience.request_s
-        )
-        self._calls = Calls(project, self._session, self._clock, patience)
+    @cached_property
+    def _calls(self) -> Calls:
+        return Calls(self._project, self._session, self._clock, self._patience)
 
     # --- machines ---
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import google.api_core.exceptions as api
 from google.protobuf import json_format
@@ -23,7 +22,7 @@ from orchestrator.adapters.google.errors import (
     retry_after_s,
     translate_error,
 )
-from orchestrator.adapters.google.market import parse_time
+from orchestrator.adapters.google.market import CallPatience, parse_time
 from orchestrator.adapters.google.network import Session
 from orchestrator.core.errors import Unavailable
 from orchestrator.ports import Clock
@@ -32,19 +31,6 @@ Answer = TypeVar("Answer")
 Judge = Callable[[Exception], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class CallPatience:
-    """How long to wait for what."""
-
-    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Between the tries of one request."""
-    request_s: float = 30.0
-    long_poll_s: float = 150.0
-    """For `operations.wait`, which answers after at most two minutes."""
-    operation_s: float = 900.0
-
-
-PATIENCE: Final = CallPatience()
 RATE_PAUSE_S, MOST_RATE_PAUSE_S = 8.0, 60.0
 
 

@@ -127,16 +127,7 @@ RULES: Final = (
     ),
     Rule(PREEMPTED_AT_BIRTH, ZONE, hint="usually a spot VM that was preempted while it was made"),
     Rule(
-        frozenset(
-            {
-                *NOT_YET,
-                "RESOURCE_OPERATION_RATE_EXCEEDED",
-                "RESOURCE_NOT_FOUND",
-                "INTERNAL_ERROR",
-                "internalError",
-                "backendError",
-            }
-        ),
+        NOT_YET | TOO_OFTEN | {"RESOURCE_NOT_FOUND", "INTERNAL_ERROR", "internalError", "backendError"},
         ZONE,
     ),
     Rule(

@@ -9,11 +9,11 @@ from uuid import NAMESPACE_URL, uuid5
 import google.api_core.exceptions as api
 from google.auth.credentials import Credentials
 
-from orchestrator.adapters.google.compute_calls import PATIENCE, CallPatience, Calls
+from orchestrator.adapters.google.compute_calls import Calls
 from orchestrator.adapters.google.compute_library import compute_v1
 from orchestrator.adapters.google.credentials import credentials_for
 from orchestrator.adapters.google.errors import FOREIGN, translate_error
-from orchestrator.adapters.google.market import parse_time
+from orchestrator.adapters.google.market import PATIENCE, CallPatience, parse_time
 from orchestrator.adapters.google.network import Session
 from orchestrator.core.errors import ProviderError, Unavailable
 from orchestrator.core.images import CloudImage

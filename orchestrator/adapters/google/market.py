@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -33,11 +33,24 @@ ZONES: Final = 5
 """How many zones are asked about, the cheapest first."""
 DAYS: Final = 7
 """How much of the preemption history counts."""
-PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
-REQUEST_S: Final = 30.0
 YEARS: Final = range(1970, 2200)
 LONGEST_RUN_S: Final = 10**10
 """A machine's times are within these; where they are not, sums of them may be in no calendar."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPatience:
+    """How long to wait for what."""
+
+    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    """Between the tries of one request."""
+    request_s: float = 30.0
+    long_poll_s: float = 150.0
+    """For `operations.wait`, which answers after at most two minutes."""
+    operation_s: float = 900.0
+
+
+PATIENCE: Final = CallPatience()
 
 
 class GoogleMarket:
@@ -50,15 +63,13 @@ class GoogleMarket:
         credentials: Credentials | None = None,
         clock: Clock | None = None,
         *,
-        pauses_s: Sequence[float] = PAUSES_S,
-        request_s: float = REQUEST_S,
+        patience: CallPatience = PATIENCE,
     ) -> None:
         self._project = project
         self._session = Session(credentials or credentials_for(endpoint), endpoint)
         self._base = f"{self._session.base_url('compute')}/compute/v1/projects"
         self._clock = clock or SystemClock()
-        self._pauses_s = pauses_s
-        self._request_s = request_s
+        self._patience = patience
 
     def instances(self) -> tuple[Instance, ...]:
         """Every machine that carries our tool label, in all zones, once: a list that changes while it is read may have
@@ -156,14 +167,16 @@ class GoogleMarket:
     # --- the wire ---
 
     def _patiently(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
-        return patiently(self._clock, lambda: self._once(path, query=query), self._pauses_s, passing=is_transient)
+        return patiently(
+            self._clock, lambda: self._once(path, query=query), self._patience.pauses_s, passing=is_transient
+        )
 
     def _once(
         self, path: str, body: Mapping[str, Any] | None = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
         """The answer. Raises `errors.FOREIGN`."""
         method = "GET" if body is None else "POST"
-        return self._session.ask(method, f"{self._base}/{path}", query, body, timeout_s=self._request_s)
+        return self._session.ask(method, f"{self._base}/{path}", query, body, timeout_s=self._patience.request_s)
 
 
 def _by_time(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

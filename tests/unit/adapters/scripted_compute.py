@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchestrator.adapters.google.compute import GoogleCloud
-from orchestrator.adapters.google.compute_calls import CallPatience
+from orchestrator.adapters.google.market import CallPatience
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.simulated_clock import SimulatedClock

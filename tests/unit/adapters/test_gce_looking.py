@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.google.market import GoogleMarket, instance_from_json
+from orchestrator.adapters.google.market import CallPatience, GoogleMarket, instance_from_json
 from orchestrator.core.errors import CredentialsMissing, NotFound, PermissionDenied, ProviderError, Unavailable
 from orchestrator.core.market.machines import Instance
 from tests.support.machine_requests import L4
@@ -182,7 +182,7 @@ def listing(*names: str, token: str = "") -> Reply:
 
 
 def alive(url: str) -> tuple[Instance, ...]:
-    return GoogleMarket("p", url, pauses_s=(0, 0)).instances()
+    return GoogleMarket("p", url, patience=CallPatience(pauses_s=(0, 0))).instances()
 
 
 def test_every_page_is_read() -> None:

@@ -16,8 +16,8 @@ from google.auth.credentials import AnonymousCredentials
 
 from orchestrator.adapters.batch.templates import InstanceTemplates
 from orchestrator.adapters.google.compute import GoogleCloud
-from orchestrator.adapters.google.compute_calls import CallPatience
 from orchestrator.adapters.google.images import GoogleImages
+from orchestrator.adapters.google.market import CallPatience
 from orchestrator.adapters.google.network import Session
 from orchestrator.adapters.google.storage import GoogleBucket
 from orchestrator.core.errors import BenchError, Unavailable

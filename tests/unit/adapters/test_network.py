@@ -14,8 +14,8 @@ from google.oauth2.credentials import Credentials as Login
 
 from orchestrator.adapters.clock import SystemClock
 from orchestrator.adapters.google.compute import GoogleCloud
-from orchestrator.adapters.google.compute_calls import CallPatience
 from orchestrator.adapters.google.credentials import Bearer
+from orchestrator.adapters.google.market import CallPatience
 from orchestrator.adapters.google.network import AUTHORITIES, PIECE_BYTES, Session, send_pieces
 from orchestrator.adapters.google.rest import Rest
 from orchestrator.adapters.google.storage import GoogleBucket

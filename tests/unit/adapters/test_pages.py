@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from orchestrator.adapters.google.compute_calls import PATIENCE, Calls
+from orchestrator.adapters.google.compute_calls import Calls
 from orchestrator.adapters.google.images import GoogleImages
+from orchestrator.adapters.google.market import PATIENCE
 from orchestrator.adapters.google.network import Session
 from tests.support.scripted_server import Reply, scripted_server
 from tests.support.simulated_clock import SimulatedClock
