@@ -28,10 +28,11 @@ from orchestrator.cli.documents import (
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.profile import only_profiling, profile_document, profile_lines, read_run_profiles
 from orchestrator.cli.screen import screen
-from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file, parse_usd
+from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file
 from orchestrator.cli.terminal import emit_json, error_document
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import BenchError, LocalError
+from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.plan.resumption import plan_document
 from orchestrator.runs.launch import RunOrder, begin_launch
 from orchestrator.wiring import fetch_run, launch_context, new_run_id, payload_of
@@ -63,7 +64,7 @@ def mcp(
     if json:
         emit_json(tools_document())
         return
-    most = parse_usd(max_usd)
+    most = parse_dollars(max_usd, option="--max-usd") if max_usd else None
     own_file(choice, "mcp")
     view = VersionsView(screen(sys.stderr))
     desk = open_agent_desk(open_desk(ctx, choice, terms, host, idle, view), most)

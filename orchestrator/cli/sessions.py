@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -96,17 +96,6 @@ def own_file(choice: ChoiceParam, command: str) -> Path:
     if path is None or not is_workload(path):
         raise ConfigError(f"bench {command} needs a file of your own, not {path or 'nothing'}", hint=hint)
     return path
-
-
-def parse_usd(text: str) -> Decimal | None:
-    """The dollars of --max-usd; None for an empty text. Raises `ConfigError`."""
-    try:
-        amount = Decimal(text) if text else None
-    except InvalidOperation as exc:
-        raise ConfigError(f"--max-usd {text}: expected dollars", hint="for example --max-usd 2") from exc
-    if amount is not None and not (amount.is_finite() and amount > 0):
-        raise ConfigError(f"--max-usd {text}: expected more than 0", hint="for example --max-usd 2")
-    return amount
 
 
 def open_desk(

@@ -23,10 +23,11 @@ from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.screen import screen
-from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk, own_file, parse_usd
+from orchestrator.cli.sessions import CLOSING_S, VersionsView, line_text, open_desk, own_file
 from orchestrator.cli.terminal import documents, print_answer
 from orchestrator.core.candidates import Strategy, TuneSpace, Values, read_space, with_values
 from orchestrator.core.errors import ConfigError, LocalError
+from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.text import count, os_error_text
 from orchestrator.report.text import format_estimate
 
@@ -49,9 +50,10 @@ class SearchTerms:
 
     def limit(self, terms: Terms) -> Terms:
         """The terms, with --max-usd as the cap of the run. Raises `ConfigError`."""
-        if parse_usd(self.max_usd) is None:
+        if not self.max_usd:
             return terms
-        return replace(terms, set_=[*terms.overrides, f"budget.per_run_usd={self.max_usd}"])
+        most = parse_dollars(self.max_usd, option="--max-usd")
+        return replace(terms, set_=[*terms.overrides, f"budget.per_run_usd={most}"])
 
 
 @group_options

@@ -38,7 +38,7 @@ from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, Ru
 from orchestrator.core.fleet.batch import QUESTIONS, REQUIRED, GateVerdict
 from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
-from orchestrator.core.market.pricing import usd
+from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.names import fleet_id
 from orchestrator.core.text import clean_line, count, os_error_text, read_text
 from orchestrator.runs.fleet.follow import FleetSighting, Follower
@@ -286,7 +286,7 @@ def resume(
     desk = _desk(ctx, fleet, json=json, accept=accept).believed()
     _check_detach(desk.sweep, detach=detach)
     if cap:
-        desk = desk.under(_dollars(cap))
+        desk = desk.under(parse_dollars(cap, zero=True, option="--cap"))
     desk.driver().resume(wall=timedelta(minutes=wall_minutes) if wall_minutes else None)
     _drive(desk, json=json, detach=detach)
 
@@ -349,16 +349,6 @@ def costs(ctx: typer.Context, fleet: FleetName = "last", json: Json = False) -> 
     ]
     about = ["prices of the embedded cloud are simulated: no dollar was spent"] if document.prices_simulated else []
     print_answer(document, *rows, f"total ${document.cost_usd}; held ${document.held_usd}", *about, json=json)
-
-
-def _dollars(text: str) -> Decimal:
-    try:
-        amount = usd(text)
-    except ValueError:
-        amount = Decimal(-1)
-    if amount < 0:
-        raise ConfigError(f"--cap {text}: not an amount in dollars", hint="such as --cap 80")
-    return amount
 
 
 def _desk(ctx: typer.Context, fleet: str, *, json: bool, accept: str = "") -> Desk:

@@ -111,16 +111,18 @@ AMOUNT: Final = re.compile(r"\$?(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
 LARGE: Final = Decimal(1000)
 
 
-def parse_dollars(text: str, *, zero: bool = False) -> Decimal:
-    """The amount in `1.50` or `$1.50`. Raises `ConfigError` unless it is digits with at most six decimals, and more
-    than 0 or, if `zero` is true, at least 0."""
+def parse_dollars(text: str, *, zero: bool = False, option: str = "") -> Decimal:
+    """The amount in `1.50` or `$1.50`, which `option` was given. Raises `ConfigError` unless it is digits with at most
+    six decimals, and more than 0 or, if `zero` is true, at least 0."""
     match = AMOUNT.fullmatch(text.strip())
     amount = Decimal(match[1]) if match else None
     if amount is None or (not amount and not zero):
+        what = f"{option} {text}: not an amount in dollars" if option else f"not an amount in dollars: {text}"
         raise ConfigError(
-            f"not an amount in dollars: {text}; use digits, with at most six decimals"
-            + ("" if zero else ", and more than 0"),
-            hint="for example: 1.50; to take back a recorded cost: `bench costs rm ID`",
+            f"{what}; use digits, with at most six decimals" + ("" if zero else ", and more than 0"),
+            hint=f"for example: {option} 1.50"
+            if option
+            else "for example: 1.50; to take back a recorded cost: `bench costs rm ID`",
         )
     return amount
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.ledger.budget import Window
+from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.market.catalog import CATALOG
-from orchestrator.core.market.pricing import usd
 from orchestrator.core.market.skus import regions_near
 from orchestrator.core.permissions import (
     ACCOUNT_USER,
@@ -329,11 +329,4 @@ def a_launcher(text: str) -> str:
 
 
 def a_cap(key: str, text: str) -> Decimal:
-    flag = f"--{key.replace('_', '-').removesuffix('-usd')}"
-    try:
-        amount = usd(text.removeprefix("$"))
-    except ValueError as exc:
-        raise ConfigError(f"{flag} {text}: {exc}", hint="for example: 5.00") from exc
-    if amount < 0:
-        raise ConfigError(f"{flag} {text}: a cap cannot be negative", hint="for example: 5.00")
-    return amount
+    return parse_dollars(text, zero=True, option=f"--{key.replace('_', '-').removesuffix('-usd')}")
