@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Any
 
 from orchestrator.embedded.admission import check_labels
 from orchestrator.embedded.commons import BodyPart, Commons
@@ -22,6 +21,7 @@ from orchestrator.embedded.operations import GLOBAL, OperationTarget, Sender
 from orchestrator.embedded.resources import Resources
 from orchestrator.embedded.routes import Route, body_of, make_routes, sender_of
 from orchestrator.embedded.vm import EmbeddedVm
+from orchestrator.embedded.weather import Fault, condition_matches
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 SEAL_S = 90.0
@@ -71,9 +71,10 @@ class ImageStore(BodyPart):
 
     # Requests
 
-    def insert(self, body: Document, query: dict[str, str], sender: Sender) -> Document:
+    def insert(self, request: HttpRequest) -> Document:
         """Begins to make an image. Returns the operation, which may still fail. Raises `ApiError`."""
-        with self.lock:
+        with self.lock, reading_body("image"):
+            body, sender = body_of(request), sender_of(request, self.project)
             if (replayed := self.operations.replayed("insert", sender)) is not None:
                 return replayed
             name = str(body.get("name", ""))
@@ -84,7 +85,7 @@ class ImageStore(BodyPart):
             path = f"projects/{self.project}/global/images/{name}"
             if name in self.listed:
                 raise ApiError(409, f"The resource '{path}' already exists")
-            if query.get("forceCreate", "false") != "true":
+            if request.query.get("forceCreate", "false") != "true":
                 disk = f"projects/{self.project}/zones/{vm.zone}/disks/{vm.name}"
                 raise ApiError(400, f"The disk resource '{disk}' is already being used by '{vm.path}'", "resourceInUse")
             now = self.timeline.now()
@@ -109,25 +110,29 @@ class ImageStore(BodyPart):
             self.timeline.call_later(seal_s, lambda: self._ripe(name, number, vm, operation))
         return self.operations.listed[operation]
 
-    def deprecate(self, name: str, body: Document, sender: Sender) -> Document:
+    def deprecate(self, request: HttpRequest, owner: str, image: str) -> Document:
         """Sets an image's deprecation state; the image stays. Returns the operation. Raises `ApiError`."""
+        self._check_owner(owner)
+        body = body_of(request)
         with self.lock:
             state = str(body.get("state", "ACTIVE"))
             if state not in STATES:
                 raise invalid_field("resource.state", state, f"Must be one of {', '.join(STATES)}.")
-            operation = self._begin("deprecate", name, sender)
+            operation = self._begin("deprecate", image, sender_of(request, self.project))
             kept = {key: str(body[key]) for key in ("replacement", "deleted", "obsolete") if key in body}
-            self._keep({**self.find(name), "deprecated": {"state": state, **kept}})
+            self._keep({**self.find(image), "deprecated": {"state": state, **kept}})
             self.operations.finish(operation, self.timeline.now())
         return self.operations.listed[operation]
 
-    def delete(self, name: str, sender: Sender) -> Document:
+    def delete(self, request: HttpRequest, owner: str, image: str) -> Document:
         """Deletes an image. Returns the operation. Raises `ApiError`."""
+        self._check_owner(owner)
+        sender = sender_of(request, self.project)
         with self.lock:
             if (replayed := self.operations.replayed("delete", sender)) is not None:
                 return replayed
-            operation = self._begin("delete", name, sender)
-            self._drop(name)
+            operation = self._begin("delete", image, sender)
+            self._drop(image)
             self.operations.finish(operation, self.timeline.now())
         return self.operations.listed[operation]
 
@@ -136,12 +141,13 @@ class ImageStore(BodyPart):
         name = last_name(url)
         if name not in self.listed:
             return
-        gone = self.weather.take(
-            name, lambda fault: fault.kind == "image_vanishes" and fault.params.get("image", name) == name
-        )
-        if gone is not None:
+        if self._struck("image_vanishes", name) is not None:
             with self.lock:
                 self._drop(name)
+
+    def _struck(self, kind: str, name: str) -> Fault | None:
+        """The fault of this kind that befalls an image now, if the weather has one."""
+        return self.weather.take(name, lambda fault: fault.kind == kind and condition_matches(fault.params, image=name))
 
     # Making an image
 
@@ -162,9 +168,9 @@ class ImageStore(BodyPart):
             if document is None or document["id"] != number:
                 self.operations.finish(operation, now)
                 return
-            if self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_pending", name)):
+            if self._struck("image_pending", name):
                 return  # its operation is never done
-            failed = self.weather.take(name, lambda fault: _hits(fault.kind, fault.params, "image_failed", name))
+            failed = self._struck("image_failed", name)
             if failed is not None or vm not in self.fleet.all():
                 why = "The source disk was deleted." if failed is None else "Internal error. Please try again."
                 self._keep({**document, "status": "FAILED"})
@@ -214,9 +220,9 @@ class ImageStore(BodyPart):
             "compute",
             "/compute/v1/projects/{project}/global/",
             ("GET", "{images:images}", self.list_images, "compute.images.list"),
-            ("POST", "images", self.insert_image, "compute.images.create"),
-            ("DELETE", "images/{image}", self.delete_image, "compute.images.delete"),
-            ("POST", "images/{image}/deprecate", self.deprecate_image, "compute.images.deprecate"),
+            ("POST", "images", self.insert, "compute.images.create"),
+            ("DELETE", "images/{image}", self.delete, "compute.images.delete"),
+            ("POST", "images/{image}/deprecate", self.deprecate, "compute.images.deprecate"),
             ("GET", "images/family/{family}", self.image_from_family, "compute.images.getFromFamily"),
             ("GET", "images/{image}", self.get_image, "compute.images.get"),
         )
@@ -227,18 +233,6 @@ class ImageStore(BodyPart):
         items = [*self.resources.images(owner, request.target), *own_images]
         return list_response("compute#imageList", path, items, request.query)
 
-    def insert_image(self, request: HttpRequest) -> Document:
-        with reading_body("image"):
-            return self.insert(body_of(request), request.query, sender_of(request, self.project))
-
-    def delete_image(self, request: HttpRequest, owner: str, image: str) -> Document:
-        self._check_owner(owner)
-        return self.delete(image, sender_of(request, self.project))
-
-    def deprecate_image(self, request: HttpRequest, owner: str, image: str) -> Document:
-        self._check_owner(owner)
-        return self.deprecate(image, body_of(request), sender_of(request, self.project))
-
     def _check_owner(self, owner: str) -> None:
         if owner != self.project:
             raise ApiError(403, f"Required permission on 'projects/{owner}' is missing.", "forbidden")
@@ -246,7 +240,7 @@ class ImageStore(BodyPart):
     def image_from_family(self, request: HttpRequest, owner: str, family: str) -> Document:
         """The newest image that is not deprecated."""
         gone = self.weather.take(
-            request.target, lambda fault: fault.kind == "image_gone" and fault.params.get("family", family) == family
+            request.target, lambda fault: fault.kind == "image_gone" and condition_matches(fault.params, family=family)
         )
         own_image = self.newest(family) if owner == self.project and not gone else None
         if own_image is not None:
@@ -269,7 +263,3 @@ class ImageStore(BodyPart):
 def is_active(image: Document) -> bool:
     """Whether an image is not deprecated."""
     return bool(image.get("deprecated", {}).get("state", "ACTIVE") == "ACTIVE")
-
-
-def _hits(kind: str, params: Any, wanted: str, name: str) -> bool:
-    return bool(kind == wanted and params.get("image", name) == name)
