@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 
 from orchestrator.core.errors import ConfigError, DocumentUnreadable
 from orchestrator.core.text import Newer, clean_line, parse_document
@@ -28,13 +30,18 @@ class Baseline:
     run_id: str
     device: str
     """The name that the device reports."""
-    git_commit: str
+    git_commit: Annotated[str, BeforeValidator(lambda commit: commit or "")] = ""
     """The commit of the kernels that were measured; empty if it is not known."""
-    git_dirty: bool | None
-    fingerprint: Mapping[str, Any]
+    git_dirty: bool | None = None
+    fingerprint: Annotated[Mapping[str, Any], BeforeValidator(lambda facts: facts or {})] = field(default_factory=dict)
     """What was recorded of the environment. Values that are not plain JSON are left out."""
-    set_at: str
-    set_by: str
+    set_at: str = ""
+    set_by: str = ""
+
+
+_BY_DEVICE: Final[TypeAdapter[dict[str, Baseline]]] = TypeAdapter(
+    dict[str, Baseline], config=ConfigDict(defer_build=True)
+)
 
 
 Baselines = Mapping[str, Baseline]
@@ -102,22 +109,10 @@ def plain_entries(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 def parse_baselines(name: str, data: bytes) -> dict[str, Baseline]:
     """The baselines stored under a name. Raises `BaselinesUnreadable`."""
     try:
-        devices = parse_document(data)["devices"]
-        return {
-            str(key): Baseline(
-                run_id=str(one["run_id"]),
-                device=str(one["device"]),
-                git_commit=str(one.get("git_commit") or ""),
-                git_dirty=bool(one["git_dirty"]) if one.get("git_dirty") is not None else None,
-                fingerprint=dict(one.get("fingerprint") or {}),
-                set_at=str(one.get("set_at", "")),
-                set_by=str(one.get("set_by", "")),
-            )
-            for key, one in devices.items()
-        }
+        return _BY_DEVICE.validate_python(parse_document(data)["devices"])
     except Newer as exc:
         raise BaselinesUnreadable(f"the baseline {name}: {exc}", hint="use the version of bench that wrote it") from exc
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError) as exc:  # a ValidationError is a ValueError
         raise BaselinesUnreadable(
             f"the baseline {name} cannot be read: {clean_line(repr(exc), 200)}",
             hint=f"`bench baseline rm {name} --broken` empties it",

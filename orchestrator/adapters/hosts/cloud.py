@@ -215,7 +215,7 @@ class HostCloud:
             try:
                 seen = self.instance(zone, name)
             except BenchError:
-                seen = self._unseen(zone, name, run)
+                seen = machine_of(zone, name, run, "UNREACHABLE", run.created_at, run.deadline_at)
             instances += [seen] if seen is not None else []
         return tuple(instances)
 
@@ -432,18 +432,7 @@ class HostCloud:
         deadline = (
             min(started + timedelta(seconds=deadline_s), run.deadline_at + LATE) if deadline_s else run.deadline_at
         )
-        return Instance(
-            MachineName(name),
-            Zone(zone),
-            ResourceId(run.id),
-            "RUNNING",
-            "host",
-            run.labels,
-            started,
-            started,
-            deadline,
-            preemptible=False,
-        )
+        return machine_of(zone, name, run, "RUNNING", started, deadline)
 
     def _at(self, answer: Mapping[str, Any], key: str) -> datetime | None:
         """A time that the host reports, on our clock: the host's clock may be wrong, but its time differences count."""
@@ -451,21 +440,6 @@ class HostCloud:
             return None
         return self.clock.now() - timedelta(
             seconds=max(answer_seconds(answer, "now") - answer_seconds(answer, key), 0.0)
-        )
-
-    def _unseen(self, zone: str, name: str, run: HostRun) -> Instance:
-        at = run.created_at
-        return Instance(
-            MachineName(name),
-            Zone(zone),
-            ResourceId(run.id),
-            "UNREACHABLE",
-            "host",
-            run.labels,
-            at,
-            at,
-            run.deadline_at,
-            preemptible=False,
         )
 
     def _ended(self, run: HostRun) -> tuple[Operation, ...]:
@@ -507,6 +481,14 @@ class HostCloud:
         except (Unavailable, HostUnfit):
             return
         self._record(target, record.python, name, run.model_copy(update={"removed": True}))
+
+
+def machine_of(zone: str, name: str, run: HostRun, status: str, started: datetime, deadline: datetime) -> Instance:
+    """A run on a host, as an instance of a cloud."""
+    return Instance(
+        MachineName(name), Zone(zone), ResourceId(run.id), status, "host", run.labels, started, started, deadline,
+        preemptible=False,
+    )  # fmt: skip
 
 
 @dataclass
