@@ -7,70 +7,36 @@ is asked for (`terminal.documents`)."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from decimal import Decimal
-from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from orchestrator.cli.shapes import (
     AgentTools,
+    Attribute,
     BaselineDocument,
     BaselineSet,
+    Document,
     Engine,
     ErrorDocument,
     FleetAxis,
+    NumberOrNull,
+    OutputDocument,
     PlanDocument,
     Row,
     Rows,
     RunDocument,
+    TextOrNull,
+    Time,
+    Usd,
+    UsdPerMonth,
     shape,
 )
 from orchestrator.core.doctor.verdicts import CheckLevel
 from orchestrator.core.fleet.state import State
-from orchestrator.core.images import short_url, usd_per_month
-from orchestrator.core.run.status import StatusLine, iso_time
-
-Usd = Annotated[str, BeforeValidator(lambda amount: str(amount) if isinstance(amount, Decimal) else amount)]
-"""Dollars as a decimal string."""
-UsdPerMonth = Annotated[str, BeforeValidator(lambda n: str(usd_per_month(n)) if isinstance(n, int) else n)]
-Time = Annotated[str, BeforeValidator(lambda at: iso_time(at) if isinstance(at, datetime) else at)]
-TextOrNull = Annotated[str | None, BeforeValidator(lambda text: text or None)]
-NumberOrNull = Annotated[
-    float | None, BeforeValidator(lambda value: None if value is None or math.isnan(value) else round(value, 4))
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """Where a field is found in the object that a document is made of, if not under its own name: `instance.zone`."""
-
-    path: str
-
-
-class Document(BaseModel):
-    """A part of what a command prints."""
-
-    model_config = ConfigDict(defer_build=True)
-
-    @classmethod
-    def of(cls, source: object, **given: Any) -> Self:
-        """The document of an object: each field that must be there and is not given is an attribute of it."""
-        for name, field in cls.model_fields.items():
-            if (key := field.alias or name) not in given and field.is_required():
-                path = next((one.path for one in field.metadata if isinstance(one, Attribute)), name)
-                given[key] = attrgetter(path)(source)
-        return cls.model_validate(given)
-
-
-class OutputDocument(Document):
-    """What a command prints has the number of its shape in it."""
-
-    schema_: Literal[1] = Field(alias="schema")
-
+from orchestrator.core.images import short_url
+from orchestrator.core.run.status import StatusLine
 
 ImageState = Literal["valid", "unproven", "stale", "unusable"]
 
@@ -403,12 +369,6 @@ class ProfileFiles(ProfileDocument):
     files: list[str]
 
 
-class ProfileText(ProfileDocument):
-    """What `bench profile --json` prints, and the same as text."""
-
-    text: str
-
-
 class SiteMade(OutputDocument):
     """`index` is the page to open, `url` where --serve shows it; `published` counts pages stored in the bucket."""
 
@@ -538,29 +498,6 @@ class TuneDocument(OutputDocument):
     runners_up: Trials
     remembered: dict[str, Any]
     applied: dict[str, Any]
-
-
-class PlanOutline(OutputDocument):
-    """The part of a plan that an agent needs, with the keys of `bench plan --json`."""
-
-    gpu: str
-    mode: str
-    ceiling_usd: str
-    usd_per_hour: str
-    ttl_s: int
-    cases: list[str]
-    implementations: list[str]
-    notices: list[str]
-
-
-class BudgetLeft(OutputDocument):
-    """Dollars as decimal strings. `simulated` says that none of them is real."""
-
-    max_usd: Usd
-    spent_usd: Usd
-    held_usd: Usd
-    left_usd: Usd
-    simulated: bool
 
 
 BASELINES: Final = shape(baselines=list[BaselineDocument])

@@ -18,17 +18,12 @@ from orchestrator import __version__
 from orchestrator.api.agents import AgentDesk, open_agent_desk
 from orchestrator.api.outcome import raise_for
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
-from orchestrator.cli.documents import (
-    BudgetLeft,
-    LeaderboardDocument,
-    PlanOutline,
-    ProfileText,
-    VersionDocument,
-)
+from orchestrator.cli.documents import LeaderboardDocument, ProfileDocument, VersionDocument
 from orchestrator.cli.options import Json, group_options
 from orchestrator.cli.profile import only_profiling, profile_document, profile_lines, read_run_profiles
 from orchestrator.cli.screen import screen
 from orchestrator.cli.sessions import Idle, VersionsView, open_desk, own_file
+from orchestrator.cli.shapes import OutputDocument, Usd
 from orchestrator.cli.terminal import emit_json, error_document
 from orchestrator.core.candidates import Candidate
 from orchestrator.core.errors import BenchError, LocalError
@@ -43,6 +38,35 @@ compares all versions: the best of many is also the luckiest. Call give_back whe
 INSTALL: Final = "`pip install 'mcp>=2.0,<3'`"
 
 MaxUsd = Annotated[str, typer.Option("--max-usd", metavar="USD", help="The most that the agent may spend in all.")]
+
+
+class PlanOutline(OutputDocument):
+    """The part of a plan that an agent needs, with the keys of `bench plan --json`."""
+
+    gpu: str
+    mode: str
+    ceiling_usd: str
+    usd_per_hour: str
+    ttl_s: int
+    cases: list[str]
+    implementations: list[str]
+    notices: list[str]
+
+
+class BudgetLeft(OutputDocument):
+    """Dollars as decimal strings. `simulated` says that none of them is real."""
+
+    max_usd: Usd
+    spent_usd: Usd
+    held_usd: Usd
+    left_usd: Usd
+    simulated: bool
+
+
+class ProfileText(ProfileDocument):
+    """What `bench profile --json` prints, and the same as text."""
+
+    text: str
 
 
 @group_options

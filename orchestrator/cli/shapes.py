@@ -1,16 +1,59 @@
-"""The shapes of documents that other parts build and commands print: runs, plans, sessions, errors."""
+"""What documents are made of, and the shapes of those that other parts build: runs, plans, errors."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from operator import attrgetter
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-Usd = str
-Time = str
+from orchestrator.core.images import usd_per_month
+from orchestrator.core.run.status import iso_time
+
 Row = dict[str, Any]
 Rows = list[Row]
 Engine = Literal["cloud", "slurm", "batch", "hosts"]
+Usd = Annotated[str, BeforeValidator(lambda amount: str(amount) if isinstance(amount, Decimal) else amount)]
+"""Dollars as a decimal string."""
+UsdPerMonth = Annotated[str, BeforeValidator(lambda n: str(usd_per_month(n)) if isinstance(n, int) else n)]
+Time = Annotated[str, BeforeValidator(lambda at: iso_time(at) if isinstance(at, datetime) else at)]
+TextOrNull = Annotated[str | None, BeforeValidator(lambda text: text or None)]
+NumberOrNull = Annotated[
+    float | None, BeforeValidator(lambda value: None if value is None or math.isnan(value) else round(value, 4))
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """Where a field is found in the object that a document is made of, if not under its own name: `instance.zone`."""
+
+    path: str
+
+
+class Document(BaseModel):
+    """A part of what a command prints."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    @classmethod
+    def of(cls, source: object, **given: Any) -> Self:
+        """The document of an object: each field that must be there and is not given is an attribute of it."""
+        for name, field in cls.model_fields.items():
+            if (key := field.alias or name) not in given and field.is_required():
+                path = next((one.path for one in field.metadata if isinstance(one, Attribute)), name)
+                given[key] = attrgetter(path)(source)
+        return cls.model_validate(given)
+
+
+class OutputDocument(Document):
+    """What a command prints has the number of its shape in it."""
+
+    schema_: Literal[1] = Field(alias="schema")
 
 
 class Numbered(TypedDict):
