@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
+from orchestrator.cli.config_keys import to_yaml, walk
 from orchestrator.cli.options import Json, known_configs
 from orchestrator.cli.screen import Columns
 from orchestrator.cli.terminal import emit_json, print_answer
@@ -58,12 +58,12 @@ def show(
 @app.command("keys")
 def keys(json: Json = False) -> None:
     """List every key of a configuration, as --set takes it, and its default."""
-    key_rows = list(walk(Config))
+    key_rows = walk(Config)
     table = Columns("key", "default", "about", prose=("default", "about"))
-    for section, rows in groupby(key_rows, key=lambda row: row[0].rpartition(".")[0]):
+    for section, rows in groupby(key_rows, key=lambda row: row.key.rpartition(".")[0]):
         if section:
             table.add_section()
-        for key, value in rows:
-            table.add_row(key, to_yaml(value), ABOUT.get(key, ""))
-    keys_document = [{"key": key, "default": value, "about": ABOUT.get(key, "")} for key, value in key_rows]
+        for row in rows:
+            table.add_row(row.key, to_yaml(row.default), row.about)
+    keys_document = [{"key": row.key, "default": row.default, "about": row.about} for row in key_rows]
     print_answer({"schema": 1, "keys": keys_document}, table, json=json)

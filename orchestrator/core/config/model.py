@@ -109,30 +109,41 @@ Int = Annotated[int, BeforeValidator(_not_a_truth_value)]
 
 class MachineSpec(StrictModel):
     type: MachineType | Literal[""] = ""
-    """Empty: the GPU's default."""
+    """Machine type; empty: the GPU's own."""
     disk_gb: Annotated[Int, Field(ge=10, le=65536)] = 60
+    """Size of the boot disk in GB."""
     disk_type: Literal["", "pd-balanced", "pd-standard", "pd-ssd", "hyperdisk-balanced"] = ""
-    """Empty: the GPU's default."""
+    """Type of the boot disk."""
     image_project: ProjectId | Literal[""] = ""
+    """Project of the boot image; empty: the GPU's own."""
     image_family: ImageName | Literal[""] = ""
+    """Family of the boot image, of which the newest is taken; empty: the GPU's own."""
     prepared: bool = True
-    """Boot from the newest valid image of `bench image build`, where there is one."""
+    """Boot from a valid image of `bench image build`, if there is one."""
     container: Annotated[str, AfterValidator(require_digest)] = ""  # with its digest; empty: no container is used
+    """A container to run in, with its digest; empty: none."""
     provisioning: Literal["spot", "flex-start", "standard"] = "spot"
+    """spot (cheaper, may be preempted), flex-start (queued, not preempted) or standard."""
     external_ip: bool = True
+    """Give the machine an address of its own; without one it needs Cloud NAT."""
     service_account: str | None = None
+    """The account that the machine runs as; null: the project's default."""
     network: str = "global/networks/default"
+    """The network of the machine."""
 
 
 class RunLimits(StrictModel):
     max_minutes: Annotated[Int, Field(ge=1, le=10080)] = 30
+    """Minutes after which Google deletes a machine; also what a run can cost."""
     attempts: Annotated[Int, Field(ge=1, le=20)] = 3
+    """How many machines a run may use, one after the other, if they are lost."""
     phase_limits_s: dict[Phase, Annotated[Int, Field(ge=1)]] = Field(default_factory=dict)
+    """Limits of single phases in seconds, such as {build: 600}."""
     keep: bool = False
-    """The machine stays after its run, so that the next launch can take it over. It stays no longer than `max_minutes`
-    from its start, and so within its hold."""
+    """Keep the machine for the next launch. It stays no longer than `max_minutes` from its start, and so within its
+    hold."""
     idle_minutes: Annotated[Int, Field(ge=1, le=60)] = 10
-    """How long a kept machine waits for a run before it deletes itself."""
+    """Minutes that a kept machine waits for a run before it deletes itself."""
 
     def limits(self) -> dict[str, int]:
         """Each phase's limit in seconds: the defaults, replaced by the limits that were given."""
@@ -143,20 +154,25 @@ class Placement(StrictModel):
     """How far the search for a machine may go."""
 
     max_usd_per_hour: Amount | None = None
+    """Use no machine that costs more an hour."""
     on_demand_after: Annotated[Int, Field(ge=0, le=20)] | None = None
-    """After how many preemptions an on-demand machine is requested. One is also requested if no spot machine can be
+    """Use an on-demand machine after so many preemptions; null: never. One is also requested if no spot machine can be
     had."""
     fallback_gpus: tuple[str, ...] = ()
-    """Other GPUs to try, in order, if no machine with the first GPU can be had."""
+    """Other GPUs to try, in order, if the first cannot be had."""
     wait_minutes: Annotated[Int, Field(ge=0, le=10080)] = 0
-    """How long a launch waits for capacity if no machine can be had; 0: it ends."""
+    """Minutes to wait for capacity if no machine can be had; 0: the launch ends."""
 
 
 class Budget(StrictModel):
     per_run_usd: Amount | None = Decimal("1.00")
+    """The most that one run may hold and spend; null: no limit."""
     per_day_usd: Amount | None = Decimal("5.00")
+    """The most that all runs of a day may spend."""
     per_month_usd: Amount | None = Decimal("20.00")
+    """The most that all runs of a month may spend."""
     total_usd: Amount | None = Decimal("100.00")
+    """The most that all runs may spend, ever."""
 
     def caps(self) -> Caps:
         return Caps(run=self.per_run_usd, day=self.per_day_usd, month=self.per_month_usd, total=self.total_usd)
@@ -164,9 +180,11 @@ class Budget(StrictModel):
 
 class Alerts(StrictModel):
     command: str | None = None
+    """A program to call when a threshold of a cap is reached, or a run ends."""
     webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """An address that gets the same as JSON."""
     done: bool = True
-    """Whether the command and the webhook are also called when a run ends, and the terminal's bell rings."""
+    """Whether they are also called, and the terminal's bell rings, when a run ends."""
 
 
 def _implementation(name: str) -> str:
@@ -177,51 +195,62 @@ def _implementation(name: str) -> str:
 
 class Measure(StrictModel):
     grid: Grid
+    """The problems to measure: the name of a grid, or one spelt out."""
     embedded_grid: Grid | None = None
-    """The grid that is measured in the embedded cloud; None: the same grid."""
+    """The grid for practice; null: the same."""
     dtypes: Dtypes = ()
-    """Empty: the grid's own."""
+    """Data types to measure; empty: the grid's own."""
     embedded_dtypes: Dtypes = ()
-    """Empty: those of the grid that is measured in the embedded cloud."""
+    """Data types for practice; empty: those of its grid."""
     implementations: Annotated[
         tuple[Annotated[str, AfterValidator(_implementation)], ...],
         Field(min_length=1),
         AfterValidator(require_unique),
     ] = IMPLEMENTATIONS
+    """What is measured: the bundled kernel and PyTorch's."""
     repeats: Annotated[Int, Field(ge=1, le=100_000)] = 50
-    """How many measurements are made of each implementation, in each case and regime."""
+    """Measurements of each implementation, in each case and regime."""
     warmup: Annotated[Int, Field(ge=0, le=10_000)] | None = None
-    """How many calls are made before the first measured one; None: until times and clocks no longer change."""
+    """Calls before the first measured one; null: until times no longer change."""
     control: bool = True
-    """Whether the first implementation is measured a second time under another name. The difference shows the noise."""
+    """Measure the first implementation twice, to show how large the noise is."""
     stop_at_relative_ci: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """End a case early, once every median ratio is known this well (0.01: one per cent to each side)."""
+    """End a case early, once each ratio is known within this share: 0.01."""
     case_budget_usd: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)] | None = None
-    """End a case early, once the machine has cost this many dollars since the case began; None: no limit."""
+    """End a case early, once the machine has cost this much since it began."""
     regime: Literal["auto", "both", "burst+graph", "burst", "sustained", "graph"] = "auto"
-    """`auto` means `both` on a GPU and `burst` on a CPU."""
+    """How calls follow each other: alone (burst), back to back, or in a CUDA graph. `auto` means both on a GPU and
+    `burst` on a CPU."""
     cache: Literal["cold", "warm"] = "cold"
-    """Whether each call's inputs lie outside the last-level cache."""
+    """Whether inputs lie outside the last-level cache (cold) or in it (warm)."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 20261121
+    """The seed of inputs and of the order of measurements."""
     threads: Annotated[Int, Field(ge=0, le=4096)] = 0
-    """The number of CPU threads; 0: all that the machine has."""
+    """Threads of the CPU; 0: all that the machine has."""
 
 
 class Correctness(StrictModel):
     grid: Grid
+    """The problems on which answers are checked before anything is timed."""
     embedded_grid: Grid | None = None
+    """The same for practice; null: the same."""
     dtypes: Dtypes = ()
-    """Empty: the grid's own, or those that are measured if the grid has none."""
+    """Data types to check; empty: the grid's own, or else those that are measured."""
     embedded_dtypes: Dtypes = ()
+    """The same for practice."""
     max_abs_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    """The largest error that passes."""
     sanitizer: Literal["memcheck", "racecheck", "initcheck", "synccheck"] | None = None
-    """The tool of compute-sanitizer under which each kernel of the user's own workload is called once in each case."""
+    """A tool of compute-sanitizer under which your own kernels are called once; null: none."""
 
 
 class Environment(StrictModel):
     torch: Annotated[str, AfterValidator(require_release)] = "2.13.0"  # empty: the newest that the driver serves
+    """The version of PyTorch that is installed if the image has none that works."""
     allow_install: bool = True
+    """Whether packages may be installed on the machine."""
     min_free_gb: Annotated[float, Field(ge=0)] = 4
+    """Free disk in GB without which a run does not begin."""
 
 
 def _interpreter(path: str) -> str:
@@ -234,11 +263,11 @@ class HostsSpec(StrictModel):
     """The user's own machines, on which a run measures over SSH instead of on rented ones."""
 
     targets: tuple[str, ...] = ()
-    """`user@box:port`, or aliases of ~/.ssh/config."""
+    """Machines of your own: user@box:port, or aliases of ~/.ssh/config."""
     hourly_usd: Amount = Decimal(0)
-    """How many dollars an hour of such a machine counts against the caps."""
+    """What an hour of such a machine counts against the caps."""
     python: Annotated[str, AfterValidator(_interpreter)] = ""
-    """The interpreter on the machine that has torch; empty: the `python3` of a login shell."""
+    """The interpreter there that has torch; empty: python3."""
 
 
 Form = Literal["file", "kernelbench", "gpumode", "flashinfer", "program"]
@@ -250,14 +279,13 @@ class Workload(StrictModel):
     `needs` are the packages that it says must be installed: `pip triton==3.4`, `apt libnuma-dev`."""
 
     path: str
-    """The path of its file or folder on this machine."""
+    """A kernel of your own: its file or folder."""
     name: str = ""
     form: Form = "file"
     axes: dict[str, tuple[str | int | float, ...]] = Field(default_factory=dict)
-    """The values to measure of each axis; an axis that is not named is measured in full."""
+    """The values to measure of some axes, such as {rows: [512]}."""
     answer_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """An implementation that takes longer than this to load, or for one call, counts as hung. None to follow the
-    baselines."""
+    """Seconds after which a call counts as hung. None to follow the baselines."""
     cases: tuple[str, ...] = ()
     needs: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     grid: Annotated[tuple[dict[str, Any], ...], Field(exclude=True)] = ()
@@ -285,10 +313,11 @@ class ProfileSpec(StrictModel):
     """What a run profiles after all measurements. A profile never becomes rows."""
 
     cases: tuple[str, ...] = ()
-    """The ids of the cases to profile; empty: nothing is profiled."""
+    """Cases to profile after the measurements; empty: none."""
     implementations: tuple[str, ...] = ()
-    """Empty: all implementations that are measured."""
+    """What is profiled; empty: all that is measured."""
     set: Literal["roofline", "full", "trace"] = "roofline"
+    """roofline, full, or trace."""
 
     def asked(self) -> dict[str, Any]:
         """The key `profile` of the harness's spec with its value; empty if nothing is profiled."""
@@ -298,16 +327,19 @@ class ProfileSpec(StrictModel):
 
 class PayloadSpec(StrictModel):
     root: str | None = None
-    """The folder that holds kernels/ and startup/; None: the ones that came with bench."""
+    """A folder with kernels/ and startup/ to send instead of the bundled ones."""
 
 
 class Config(StrictModel):
     """The configuration of one run. Every grid in it is written out."""
 
     gpu: str
+    """The GPU to rent: l4, t4, a100, a100-80gb, h100, h200, b200, g4; or cpu."""
     machine: MachineSpec = MachineSpec()
     zones: tuple[Zone, ...] = ()
+    """The zones that may be tried, in any order; empty: all that have the GPU."""
     regions: tuple[Region, ...] = ()
+    """The regions whose zones may be tried, if no zones are named."""
     run: RunLimits = RunLimits()
     placement: Placement = Placement()
     budget: Budget = Budget()

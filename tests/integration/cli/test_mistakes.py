@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.adapters.settings import default_home, load_settings
 from orchestrator.cli.config import names
-from orchestrator.cli.config_keys import ABOUT, to_yaml, walk
+from orchestrator.cli.config_keys import to_yaml, walk
 from orchestrator.core.config.model import Config
 from tests.integration.cli.conftest import Bench
 
@@ -170,7 +170,7 @@ def test_what_is_no_mistake_is_planned(bench: Bench, name: str) -> None:
 
 
 def test_every_key_of_a_configuration_has_a_sentence_and_a_value_in_yaml(bench: Bench) -> None:
-    assert {key for key, _ in walk(Config)} == set(ABOUT)
+    assert all(one.about.endswith(".") for one in walk(Config))
     assert [to_yaml(value) for value in (True, None, ("bench",), "", 1.5)][:2] == ["true", "null"]
     assert "run.keep\tfalse\tKeep the machine for the next launch." in bench("config", "keys").out
 
