@@ -79,8 +79,7 @@ last_word() { # what the agent would have said, had it lived
   elif [[ -z $cause ]]; then
     cause=agent_crashed detail="exit code $code; the log ends: $(tail -n 5 "$dir/log.txt" | tr -cd '[:alnum:] .,:;/()_=-' | tail -c 400)"
   fi
-  [[ -z $cause ]] || event diagnosed \
-    "{\"cause\": \"$cause\", \"detail\": \"$detail\", \"remedy\": \"read artifacts/log.txt of the run\", \"phase\": \"boot\"}" || return
+  [[ -z $cause ]] || event diagnosed "{\"cause\": \"$cause\", \"detail\": \"$detail\", \"phase\": \"boot\"}" || return
   event vm_exiting "{\"outcome\": \"$outcome\", \"exit_code\": $code}" && touch "$dir/last-word"
 }
 delete_self() {

@@ -340,7 +340,7 @@ class Agent:
     def diagnose(self, diagnosis: Diagnosis | None) -> None:
         if diagnosis is not None:
             cause, detail = diagnosis.cause, diagnosis.detail
-            self.events.append("diagnosed", cause=cause, detail=detail, remedy=diagnosis.remedy, phase=self.phase)
+            self.events.append("diagnosed", cause=cause, detail=detail, phase=self.phase)
             self.log.say(f"diagnosed {cause}: {first_line(detail)}")
 
     def finish(self, ending: Ending) -> None:
