@@ -54,6 +54,17 @@ def require_name(text: str, what: str, hint: str) -> str:
     return text
 
 
+def only_match(text: str, names: Sequence[str], what: str, hint: str) -> str:
+    """The one of `names` that `text` is or is a part of. Raises `NotFound`, `ConfigError`."""
+    matches = [text] if text in names else [name for name in names if text in name]
+    if not matches:
+        raise NotFound(f"{what} not found: {text}", hint=hint)
+    if len(matches) > 1:
+        listed = f"{count(len(matches), what)}: {', '.join(sorted(matches)[-5:])}"
+        raise ConfigError(f"{text} is ambiguous: it matches {listed}", hint="give a longer part of its name")
+    return matches[0]
+
+
 def find_run(wiring: Wiring, text: str) -> str:
     """The run id that is meant by an id, `last`, or a unique part of an id. Raises `NotFound`, `ConfigError`."""
     if is_run_id(require_name(text, "run", "`bench status` lists the runs in this bucket; `last` is the newest")):
@@ -65,10 +76,4 @@ def find_run(wiring: Wiring, text: str) -> str:
         if not ids:
             raise NotFound("there are no runs yet", hint="`bench launch --gpu l4` makes one")
         return max(ids)
-    matches = [run_id for run_id in ids if text in run_id]
-    if not matches:
-        raise NotFound(f"run not found: {text}", hint="`bench status` lists the runs in this bucket")
-    if len(matches) > 1:
-        listed = f"{count(len(matches), 'run')}: {', '.join(sorted(matches)[-5:])}"
-        raise ConfigError(f"{text} is ambiguous: it matches {listed}", hint="give a longer part of the id")
-    return matches[0]
+    return only_match(text, ids, "run", "`bench status` lists the runs in this bucket")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.api.finding import require_name
+from orchestrator.api.finding import only_match, require_name
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ConfigFile, Overrides
 from orchestrator.cli.options import Json, known_gpus, options
@@ -15,7 +15,7 @@ from orchestrator.cli.render import ago
 from orchestrator.cli.terminal import documents, note, print_answer, raise_unread
 from orchestrator.cli.watch import watching
 from orchestrator.core.config.model import Config
-from orchestrator.core.errors import ConfigError, NotFound
+from orchestrator.core.errors import ConfigError
 from orchestrator.core.images import (
     ImageRecord,
     Usable,
@@ -216,15 +216,9 @@ def rm(ctx: typer.Context, image: Name, json: Json = False) -> None:
 def _found(wiring: Wiring, text: str) -> ImageRecord:
     """The image that is meant by a name or a unique part of one. Raises `ConfigError`."""
     records, _ = shelf_of(wiring.world()).records.every()
-    require_name(text, "image", "`bench image list` lists them")
-    matches = [one for one in records if text in one.name and one.gone_at is None]
-    exact = [one for one in matches if one.name == text]
-    if len(exact or matches) != 1:
-        hint = "`bench image list` lists them"
-        if not matches:
-            raise NotFound(f"image not found in this bucket: {text}", hint=hint)
-        raise ConfigError(f"{text} is ambiguous: it matches {', '.join(one.name for one in matches)}", hint=hint)
-    return (exact or matches)[0]
+    hint = "`bench image list` lists them"
+    there = {one.name: one for one in records if one.gone_at is None}
+    return there[only_match(require_name(text, "image", hint), list(there), "image", hint)]
 
 
 def _state(wiring: Wiring, record: ImageRecord, seen: Any) -> tuple[ImageState, str]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.finding import remember_fleets, require_name
+from orchestrator.api.finding import only_match, remember_fleets, require_name
 from orchestrator.cli import interrupts
 from orchestrator.cli.fleet import trust
 from orchestrator.cli.options import known_fleets
@@ -25,7 +25,6 @@ from orchestrator.core.fleet.sweep import Child, Sweep, SweepCell
 from orchestrator.core.names import fleet_id, is_fleet_id
 from orchestrator.core.naming import payload_object
 from orchestrator.core.plan.plan import practice_label
-from orchestrator.core.text import count
 from orchestrator.runs.fleet import planning
 from orchestrator.runs.fleet.follow import FleetSighting, Follower, record_fleet
 from orchestrator.runs.fleet.hold import Purse
@@ -61,13 +60,9 @@ def find_fleet(wiring: Wiring, text: str) -> str:
     remember_fleets(wiring.home, names)
     if not names:
         raise NotFound("there are no fleets in this bucket", hint="`bench fleet launch --gpu l4,t4` makes one")
-    matches = names[-1:] if text == "last" else [name for name in names if text in name]
-    if not matches:
-        raise NotFound(f"fleet not found: {text}", hint="`bench fleet ls` lists the fleets in this bucket")
-    if len(matches) > 1:
-        several = f"{count(len(matches), 'fleet')}: {', '.join(matches[-5:])}"
-        raise ConfigError(f"{text} is ambiguous: it matches {several}", hint="give a longer part of its id")
-    return matches[0]
+    if text == "last":
+        return names[-1]
+    return only_match(text, names, "fleet", "`bench fleet ls` lists the fleets in this bucket")
 
 
 def configurations(wiring: Wiring, sweep: Sweep) -> Callable[[SweepCell], Config]:
