@@ -63,8 +63,8 @@ MUTANTS = tuple(
             "too_few_bytes_expected_of_pages",
             ("deadlock", *READ_EARLY, *OVERWRITTEN),
             (
-                "      barrier_arrive_expecting(full, C::KV_STAGE_BYTES);",
-                "      barrier_arrive_expecting(full, C::KV_STAGE_BYTES / 2);",
+                "      barrier_arrive_expecting(full, CHUNKS * C::KV_CHUNK_BYTES);",
+                "      barrier_arrive_expecting(full, CHUNKS * C::KV_CHUNK_BYTES / 2);",
             ),
         ),
         (

@@ -59,10 +59,12 @@ class Shape:
         masks += f"b{self.biases}" if self.biases else ""
         return f"{self.rows}x{self.keys}s{self.stages}{'p' if self.ping_pong else ''}{masks}"
 
-    def shared_bytes(self, head_dim: int) -> int:
-        """Return the bytes of dynamic shared memory for a padded head dimension: Q once, K and V for each stage."""
-        columns = -(-head_dim // CHUNK_COLUMNS) * CHUNK_COLUMNS
-        return self.sharers * (self.rows + 2 * self.stages * self.keys) * columns * ELEMENT_BYTES
+    def shared_bytes(self, head_dim: int, value_dim: int) -> int:
+        """Return the bytes of dynamic shared memory for the padded widths of K and V: Q once, K and V for each
+        stage."""
+        of_k, of_v = (-(-width // CHUNK_COLUMNS) * CHUNK_COLUMNS for width in (head_dim, value_dim))
+        elements = self.rows * of_k + self.stages * self.keys * (of_k + of_v)
+        return self.sharers * elements * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,13 @@ class HopperKernel:
     """Whether its keys are in pages."""
     ahead: bool = False
     """Whether a warp looks up the pages of the tile after the one that is being copied."""
+    narrow: int = 0
+    """The padded width of V and the output where it is less than that of K; else 0."""
+
+    @property
+    def value_dim(self) -> int:
+        """The padded width of V and the output."""
+        return self.narrow or self.head_dim
 
     @property
     def name(self) -> str:
@@ -92,7 +101,8 @@ class HopperKernel:
         tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
         kinds = {"_ahead": self.ahead, "_paged": self.paged, "_packed": self.packed, "_split": self.split}
         tensor += next((kind for kind, is_it in kinds.items() if is_it), "")
-        return f"fa90_{SHORT[self.dtype]}_d{self.head_dim}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
+        widths = f"d{self.head_dim}{f'v{self.narrow}' if self.narrow else ''}"
+        return f"fa90_{SHORT[self.dtype]}_{widths}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
 
     @property
     def threads(self) -> int:
@@ -102,7 +112,7 @@ class HopperKernel:
     def shared_bytes(self) -> int:
         masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
         biases = self.shape.biases * (self.shape.keys + MASK_PADDING) * BIAS_BYTES
-        return self.shape.shared_bytes(self.head_dim) + masks + biases
+        return self.shape.shared_bytes(self.head_dim, self.value_dim) + masks + biases
 
     @property
     def mask_columns(self) -> int:
@@ -125,6 +135,11 @@ class HopperKernel:
             tensor += f", false, false, false, 0, 1, {s.biases}"
         if self.ahead:
             tensor += ", 0, 1, 0, true"
+        if self.narrow:
+            counts = f"{s.masks}, {s.sharers}, {s.biases}"
+            kinds = tuple(str(flag).lower() for flag in (self.packed, self.split, self.paged))
+            tensor = f", {MASK_TYPES.get(self.mask or '', 'NoTensor')}, {', '.join(kinds)}, {counts}"
+            tensor += f", {str(self.ahead).lower()}, {self.narrow}"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)

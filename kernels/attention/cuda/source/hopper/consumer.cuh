@@ -36,7 +36,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < C::D / 16; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / UNITS;
-      const u64 k = descriptor(k_matrix + stage * (C::KV_STAGE_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
+      const u64 k = descriptor(k_matrix + stage * (C::K_STAGE_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
       wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
     }
     warpgroup_commit();
@@ -47,7 +47,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < C::KEYS / 16; step++) {
       const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS;
-      wgmma_registers<T, C::D>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::KV_STAGE_BYTES / UNITS) + step * rows), 1);
+      wgmma_registers<T, C::VALUE_DIM>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::V_STAGE_BYTES / UNITS) + step * rows), 1);
     }
     warpgroup_commit();
   }
@@ -206,8 +206,8 @@ struct Consumer {
       const int thread = warp * 32 + lane;
       for (int i = from * 8 + thread; i < C::KEYS * 8; i += C::WARPGROUP_THREADS)
 #pragma unroll
-        for (int chunk = 0; chunk < C::CHUNKS; chunk++)
-          store_shared(v_tiles + stage * C::KV_BYTES + chunk * C::KV_CHUNK_BYTES + i * 16, Chunk{0, 0, 0, 0});
+        for (int chunk = 0; chunk < C::VALUE_CHUNKS; chunk++)
+          store_shared(v_tiles + stage * C::V_BYTES + chunk * C::KV_CHUNK_BYTES + i * 16, Chunk{0, 0, 0, 0});
       stores_before_products();
       named_sync(C::EMPTIED + warpgroup, C::WARPGROUP_THREADS);
     }

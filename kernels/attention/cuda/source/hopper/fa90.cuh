@@ -8,14 +8,15 @@
 #pragma once
 #include "hopper/consumer.cuh"
 
-// Grid: at most p.tiles blocks, and at most one per SM. Shared memory: Q_BYTES + 2 * STAGES * KV_BYTES, at a multiple of 1024.
+// Grid: at most p.tiles blocks, and at most one per SM. Shared memory: Q_BYTES + STAGES * (K_STAGE_BYTES + V_STAGE_BYTES), at a
+// multiple of 1024.
 template <class C>
 DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& mask, const HopperParams& p) {
   SHARED_MEMORY(memory);
   __shared__ __align__(8) u64 barrier_words[C::BARRIERS];
   __shared__ int tile_slot[C::SLOT_WORDS];
-  const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::KV_STAGE_BYTES,
-            mask_tiles = v_tiles + C::STAGES * C::KV_STAGE_BYTES;
+  const u32 q_tile = shared_address(memory), k_tiles = q_tile + C::Q_BYTES, v_tiles = k_tiles + C::STAGES * C::K_STAGE_BYTES,
+            mask_tiles = v_tiles + C::STAGES * C::V_STAGE_BYTES;
   const Barriers<C> barriers = {shared_address(barrier_words)};
   const int thread = (int)threadIdx.x, warpgroup = uniform(thread / C::WARPGROUP_THREADS);
   if (warpgroup == 0) {
@@ -45,11 +46,11 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
     more_registers<C::CONSUMER_REGISTERS>();
     const int within = thread % C::WARPGROUP_THREADS, consumer_index = warpgroup - 1;
     const u32 rows = q_tile + consumer_index * C::WARPGROUP_ROWS * C::CHUNK_ROW_BYTES;
-    const int own_tile = C::SHARERS == 1 ? 0 : consumer_index / C::WARPGROUPS_OF_HEAD * C::KV_BYTES;
+    const int sharer = C::SHARERS == 1 ? 0 : consumer_index / C::WARPGROUPS_OF_HEAD;
     Consumer<C> consumer = {p, barriers, consumer_index, within >> 5, within & 31};
     consumer.q_matrix = matrix(rows, 16);
-    consumer.k_matrix = matrix(k_tiles + own_tile, 16);
-    consumer.v_matrix = matrix(v_tiles + own_tile, C::KV_CHUNK_BYTES);
+    consumer.k_matrix = matrix(k_tiles + sharer * C::K_BYTES, 16);
+    consumer.v_matrix = matrix(v_tiles + sharer * C::V_BYTES, C::KV_CHUNK_BYTES);
     consumer.v_tiles = v_tiles;
     if constexpr (C::KEY_BIAS) consumer.given.begin(mask_tiles, within & 31);
     if constexpr (C::STAGED)

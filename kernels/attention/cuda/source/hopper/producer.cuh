@@ -13,36 +13,40 @@ struct Producer {
   u32 q_tile, k_tiles, v_tiles, mask_tiles;  // shared memory
   volatile int* tile_slot;       // the tile that goes with Q to the consumers
 
+  template <int CHUNKS>
   __device__ __forceinline__ void copy_kv(u32 to, const TensorMap& map, u32 full, int row, int kv_head, int batch) const {
 #pragma unroll
-    for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+    for (int chunk = 0; chunk < CHUNKS; chunk++)
       copy_box(to + chunk * C::KV_CHUNK_BYTES, map, full, chunk * C::CHUNK_COLUMNS, row, kv_head, batch);
   }
 
   // Copies a tile's keys piece by piece from their pages. Pieces after the page of the last key are copied from behind the last
   // page of the cache, which gives zeros and the right number of bytes.
+  template <int CHUNKS>
   __device__ __forceinline__ void copy_pages(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
     const int* table = p.block_table + tile.batch * p.table_row;
     for (int row = 0; row < C::KEYS; row += p.piece) {
       const int key = n * C::KEYS + row, number = divide(key, p.page);
       const int page = key < tile.seq_k ? table[number] : p.pages;
 #pragma unroll
-      for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+      for (int chunk = 0; chunk < CHUNKS; chunk++)
         copy_box(to + chunk * C::KV_CHUNK_BYTES + row * C::CHUNK_ROW_BYTES, map, full, chunk * C::CHUNK_COLUMNS,
                  key - number * (int)p.page.divisor, kv_head, page);
     }
   }
 
+  // Copies a tile of K or V, which is CHUNKS wide.
+  template <int CHUNKS>
   __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, u32 full, const Tile& tile, int n, int kv_head) const {
-    barrier_arrive_expecting(full, C::KV_STAGE_BYTES);
+    barrier_arrive_expecting(full, C::SHARERS * CHUNKS * C::KV_CHUNK_BYTES);
     if constexpr (C::PAGED)
-      copy_pages(to, map, full, tile, n, kv_head);
+      copy_pages<CHUNKS>(to, map, full, tile, n, kv_head);
     else
-      copy_kv(to, map, full, k_row(tile, n), kv_head, tensor(tile));
+      copy_kv<CHUNKS>(to, map, full, k_row(tile, n), kv_head, tensor(tile));
     if constexpr (C::SHARERS > 1) {
       Tile other = tile;
       go_to_sharer<C>(p, other, 1);
-      copy_kv(to + C::KV_BYTES, map, full, k_row(tile, n), divide(other.head, p.group), tensor(other));
+      copy_kv<CHUNKS>(to + CHUNKS * C::KV_CHUNK_BYTES, map, full, k_row(tile, n), divide(other.head, p.group), tensor(other));
     }
   }
 
@@ -120,7 +124,7 @@ struct Producer {
       bool q_is_due = true;
       for (int n = tile.last - 1; n >= tile.first; n--, place = place.next()) {
         barrier_wait(barriers.k_empty(place.stage), place.parity);
-        copy_tile(k_tiles + place.stage * C::KV_STAGE_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
+        copy_tile<C::CHUNKS>(k_tiles + place.stage * C::K_STAGE_BYTES, k, barriers.k_full(place.stage), tile, n, kv_head);
         if (q_is_due) {  // after the first K, which need not wait until the last tile's rows have been read
           barrier_wait(barriers.q_empty(), q_parity);
           copy_q(index, tile);
@@ -128,7 +132,7 @@ struct Producer {
         }
         copy_mask(tile, n, mask_place);
         barrier_wait(barriers.v_empty(place.stage), place.parity);
-        copy_tile(v_tiles + place.stage * C::KV_STAGE_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
+        copy_tile<C::VALUE_CHUNKS>(v_tiles + place.stage * C::V_STAGE_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
       }
       if (q_is_due) {  // rows that see no key: the consumers write zeros
         barrier_wait(barriers.q_empty(), q_parity);
@@ -153,11 +157,12 @@ struct Producer {
     return seen;
   }
 
+  template <int CHUNKS>
   __device__ __forceinline__ void give(const TensorMap& map, u32 tiles, u32 empty, u32 full, const Place<C>& at, const Tile& tile,
                                        int n, int kv_head, int lane) const {
     if (lane > 0) return;
     barrier_wait(empty, at.parity);
-    copy_tile(tiles + at.stage * C::KV_STAGE_BYTES, map, full, tile, n, kv_head);
+    copy_tile<CHUNKS>(tiles + at.stage * C::SHARERS * CHUNKS * C::KV_CHUNK_BYTES, map, full, tile, n, kv_head);
   }
   __device__ __forceinline__ void give_q(int index, const Tile& tile, u32 parity, int lane) const {
     if (lane > 0) return;
@@ -182,10 +187,10 @@ struct Producer {
       for (int n = tile.last - 1; n >= tile.first; n--) {
         const bool seen = tell(bias, bias_at, lane);
         if (n > tile.first) bias.fetch(row, p.mask_key, (n - 1) * C::KEYS, p.seq_k, lane);  // for the next, while copies wait
-        if (seen) give(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, tile, n, kv_head, lane);
+        if (seen) give<C::CHUNKS>(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, tile, n, kv_head, lane);
         if (n == tile.last - 1) give_q(index, tile, parity, lane);  // also if the tile is not seen: consumers need Q
         if (!seen) continue;
-        give(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, tile, n, kv_head, lane);
+        give<C::VALUE_CHUNKS>(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, tile, n, kv_head, lane);
         at = at.next();
       }
       parity ^= 1;
@@ -203,18 +208,19 @@ struct Producer {
     const bool there = lane * p.piece < C::KEYS && key < tile.seq_k;
     return {there ? p.block_table[tile.batch * p.table_row + number] : p.pages, key - number * (int)p.page.divisor};
   }
+  template <int CHUNKS>
   __device__ __forceinline__ void give_pages(const TensorMap& map, u32 tiles, u32 empty, u32 full, const Place<C>& at,
                                              const Looked& looked, int kv_head, int lane) const {
     if (lane == 0) {
       barrier_wait(empty, at.parity);
-      barrier_arrive_expecting(full, C::KV_STAGE_BYTES);
+      barrier_arrive_expecting(full, CHUNKS * C::KV_CHUNK_BYTES);
     }
-    const u32 to = tiles + at.stage * C::KV_STAGE_BYTES;
+    const u32 to = tiles + at.stage * CHUNKS * C::KV_CHUNK_BYTES;
     for (int row = 0, piece = 0; row < C::KEYS; row += p.piece, piece++) {
       const int page = shuffle(looked.page, piece), first = shuffle(looked.row, piece);
       if (lane == 0)
 #pragma unroll
-        for (int chunk = 0; chunk < C::CHUNKS; chunk++)
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
           copy_box(to + chunk * C::KV_CHUNK_BYTES + row * C::CHUNK_ROW_BYTES, map, full, chunk * C::CHUNK_COLUMNS, first, kv_head, page);
     }
   }
@@ -236,9 +242,9 @@ struct Producer {
       for (int n = tile.last - 1; n >= tile.first; n--) {
         const Looked looked = next;
         if (n > tile.first) next = look_up(tile, n - 1, lane);
-        give_pages(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, looked, kv_head, lane);
+        give_pages<C::CHUNKS>(k, k_tiles, barriers.k_empty(at.stage), barriers.k_full(at.stage), at, looked, kv_head, lane);
         if (n + 1 == tile.last) give_q(index, tile, parity, lane);
-        give_pages(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, looked, kv_head, lane);
+        give_pages<C::VALUE_CHUNKS>(v, v_tiles, barriers.v_empty(at.stage), barriers.v_full(at.stage), at, looked, kv_head, lane);
         at = at.next();
       }
       parity ^= 1;

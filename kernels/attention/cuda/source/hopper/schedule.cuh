@@ -20,11 +20,12 @@ struct FloatTensor {
 
 // The configuration of a kernel. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false, int VALUE_DIM_ = HEAD_DIM>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
-  static constexpr int D = HEAD_DIM;  // padded: a multiple of 32, at most 256
+  static constexpr int D = HEAD_DIM;            // padded: a multiple of 32, at most 256
+  static constexpr int VALUE_DIM = VALUE_DIM_;  // of V and the output, likewise
   static constexpr int WARPGROUPS = WARPGROUPS_, KEYS = KEYS_, STAGES = STAGES_;
   static constexpr bool BOUNDED_RIGHT = RIGHT;       // causal, or the right edge of a window
   static constexpr bool BOUNDED_LEFT = LEFT;         // the left edge of a window
@@ -47,8 +48,10 @@ struct Hopper {
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // one tensor copy moves 64 columns of each row
   static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
   static constexpr int Q_CHUNK_BYTES = SHARERS * ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
-  static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, KV_BYTES = CHUNKS * KV_CHUNK_BYTES;  // of one head
-  static constexpr int KV_STAGE_BYTES = SHARERS * KV_BYTES;
+  static constexpr int VALUE_CHUNKS = (VALUE_DIM + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
+  static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES;
+  static constexpr int K_BYTES = CHUNKS * KV_CHUNK_BYTES, V_BYTES = VALUE_CHUNKS * KV_CHUNK_BYTES;  // of one head
+  static constexpr int K_STAGE_BYTES = SHARERS * K_BYTES, V_STAGE_BYTES = SHARERS * V_BYTES;
   // A staged mask comes through shared memory, where its tiles have a ring of MASK_STAGES places. The distance between its rows
   // is 16 bytes more than their length (32 bytes for elements of 32 bits), so that lanes of different rows read different
   // banks; therefore a copy is eight columns wider than the tile. The distance between rows of booleans is an odd multiple of
@@ -80,7 +83,7 @@ struct Hopper {
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
   static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS,
                 "the warpgroups ask for more registers than the block has");
-  static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = D / 2;
+  static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = VALUE_DIM / 2;
 };
 
 // One tile of work: ROWS rows of one head, and the tiles of keys first .. last - 1 that they see.
