@@ -18,7 +18,7 @@ import torch
 
 from kernels.attention.cuda.errors import Unavailable
 from kernels.attention.cuda.plan.planning import Machine, Problem
-from kernels.attention.cuda.plan.posing import Window, problem_of
+from kernels.attention.cuda.plan.posing import Window, output_like, problem_of
 from kernels.attention.cuda.plan.variants import chip_of
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Buffers, Way
@@ -110,7 +110,7 @@ def explain(  # noqa: PLR0913 - the arguments of the call that it explains
     Arguments as for `attention`. Raises `Unsupported` where it would.
     """
     engine = engine or engine_of(q.device)
-    out = torch.empty_like(q)
+    out = output_like(q, v)
     problem = problem_of(q, k, v, out, causal=causal, alignment=causal_alignment, window=window, mask=attn_mask)
     return explain_problem(problem, engine.machine, torch.cuda.get_device_name(engine.device), engine)
 
@@ -141,9 +141,8 @@ def problem_words(problem: Problem) -> str:
         *(["varying lengths"] if problem.lengths is not None else []),
         *([f"keys in pages of {problem.pages.size}"] if problem.pages is not None else []),
     ]
-    sizes = (
-        f"batch {problem.batch}, {heads} heads, {problem.seq_q} queries, {problem.seq_k} keys, D = {problem.head_dim}"
-    )
+    widths = f"{problem.head_dim}" if problem.width == problem.head_dim else f"{problem.head_dim} and {problem.width}"
+    sizes = f"batch {problem.batch}, {heads} heads, {problem.seq_q} queries, {problem.seq_k} keys, D = {widths}"
     return ", ".join((f"{problem.dtype} {mask}", sizes, *extra))
 
 
@@ -209,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--keys", type=int, help="the number of keys; by default that of queries")
     parser.add_argument("--kv-heads", type=int, help="the heads of K and V; by default as many as of Q")
+    parser.add_argument("--value-dim", type=int, help="the head size of V; by default that of Q and K")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--bottom-right", action="store_true", help="the last query sees the last key")
@@ -222,11 +222,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Unavailable("there is no GPU here: name a chip, e.g. --chip h200")
         q = torch.empty((batch, heads, queries, head_dim), dtype=DTYPES[asked.dtype], device=device)
         k = torch.empty((batch, asked.kv_heads or heads, asked.keys or queries, head_dim), dtype=q.dtype, device=device)
+        v = k.new_empty((*k.shape[:3], asked.value_dim)) if asked.value_dim else k
         if asked.chip:
-            problem = problem_of(q, k, k, q, causal=asked.causal, alignment=alignment)
+            problem = problem_of(q, k, v, output_like(q, v), causal=asked.causal, alignment=alignment)
             explanation = explain_problem(problem, machine_named(asked.chip), asked.chip.upper())
         else:
-            explanation = explain(q, k, k, causal=asked.causal, causal_alignment=alignment)
+            explanation = explain(q, k, v, causal=asked.causal, causal_alignment=alignment)
     except (Unavailable, ValueError) as exc:
         sys.stderr.write(f"{exc}\n")
         return 2

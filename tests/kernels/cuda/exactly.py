@@ -12,15 +12,17 @@ ERROR = {torch.float16: 1.2e-3, torch.bfloat16: 8e-3}
 """Relative errors of a whole output, by its type."""
 
 
-def draw(dtype: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int) -> Tensors:
-    """q, k and v as [B, H, S, D] views of [B, S, H, D]."""
+def draw(
+    dtype: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, value_dim: int = 0
+) -> Tensors:
+    """q, k and v as [B, H, S, D] views of [B, S, H, D]; v is as wide as k, or as `value_dim`."""
     generator = torch.Generator().manual_seed(seq_q * 1000 + seq_k)
 
-    def one(count: int, seq: int) -> torch.Tensor:
-        drawn = torch.randn(batch, seq, count, head_dim, generator=generator)
+    def one(count: int, seq: int, width: int) -> torch.Tensor:
+        drawn = torch.randn(batch, seq, count, width, generator=generator)
         return drawn.to(getattr(torch, dtype)).transpose(1, 2)
 
-    return one(heads, seq_q), one(kv_heads, seq_k), one(kv_heads, seq_k)
+    return one(heads, seq_q, head_dim), one(kv_heads, seq_k, head_dim), one(kv_heads, seq_k, value_dim or head_dim)
 
 
 def limits(

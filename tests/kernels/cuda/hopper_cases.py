@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.posing import output_like, problem_of
 from kernels.attention.cuda.plan.variants import Entry
 from kernels.attention.cuda.run.launching import Step
 from kernels.attention.cuda.ways import hopper
@@ -36,9 +36,11 @@ class Case:
 
 
 def draw(kernel: HopperKernel | GroupKernel, batch: int, heads: int, kv_heads: int, *sizes: int) -> Tensors:
-    """q, k and v as [B, H, S, D] views of [B, S, H, D]; `sizes`: rows, keys, and the head dimension if not the kernel's."""
-    seq_q, seq_k, head_dim = (*sizes, kernel.head_dim)[:3]
-    return exactly.draw(kernel.dtype, batch, heads, kv_heads, seq_q, seq_k, head_dim)
+    """q, k and v as [B, H, S, D] views of [B, S, H, D]; `sizes`: rows, keys, the head dimension if not the kernel's, and
+    that of V if it differs."""
+    seq_q, seq_k, *dims = sizes
+    narrow = kernel.narrow if isinstance(kernel, HopperKernel) else 0
+    return exactly.draw(kernel.dtype, batch, heads, kv_heads, seq_q, seq_k, *(dims or (kernel.head_dim, narrow)))
 
 
 def attend(
@@ -57,7 +59,7 @@ def attend(
     Asserts that counters are zero again. Needs the stub of libcuda in place.
     """
     q, k, v = tensors
-    made = torch.full_like(q, math.nan) if out is None else out
+    made = output_like(q, v).fill_(math.nan) if out is None else out
     lse = torch.full(q.shape[:3], math.nan)
     buffers = HostBuffers(lse=lse.data_ptr() if case.with_lse else 0)
     causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal

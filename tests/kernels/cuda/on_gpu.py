@@ -56,11 +56,13 @@ def randn(*shape: int, dtype: torch.dtype, seed: int, bshd: bool = False) -> tor
 
 
 class Poisoned:
-    """An output like `q`, and its log-sum-exp: NaN until they are written, with canaries around."""
+    """An output like `q`, or of another width, and its log-sum-exp: NaN until they are written, with canaries
+    around."""
 
-    def __init__(self, q: torch.Tensor) -> None:
+    def __init__(self, q: torch.Tensor, width: int | None = None) -> None:
         self.canaries: list[torch.Tensor] = []
-        self.out, self.lse = self._poisoned(q.shape, q), self._poisoned(q.shape[:3], q.new_empty(0).float())
+        self.out = self._poisoned(torch.Size((*q.shape[:3], width or q.shape[3])), q)
+        self.lse = self._poisoned(q.shape[:3], q.new_empty(0).float())
 
     def _poisoned(self, shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
         whole = torch.full((math.prod(shape) + 2 * GUARD,), math.nan, device=like.device, dtype=like.dtype)

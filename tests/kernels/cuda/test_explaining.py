@@ -54,6 +54,17 @@ def test_families_that_do_not_compute_it_say_why() -> None:
     assert found.way.startswith("decode")
 
 
+def test_k_and_v_of_two_widths_are_explained_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--shape", "1,16,8192,192", "--value-dim", "128", "--causal", "--chip", "h100"]) == 0
+    text = capsys.readouterr().out
+    assert "8192 keys, D = 192 and 128 on H100" in text
+    assert "way   fa90-128x128s2p-v128\n" in text
+    assert "not decode: decoding does not shape scores" in text
+    assert "not fa90" not in text
+    assert main(["--shape", "1,16,8192,192", "--value-dim", "128", "--causal", "--chip", "a100"]) == 0
+    assert "way   general-" in capsys.readouterr().out
+
+
 def test_what_the_table_knows_is_told_the_fastest_first() -> None:
     table = tuned.table_for("hopper", 132)
     problem = posed(4, 16, 1024, 128, causal=True)

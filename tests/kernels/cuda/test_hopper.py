@@ -8,9 +8,11 @@ import random
 import pytest
 
 from kernels.attention.cuda.compile import wgmma
-from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
+from kernels.attention.cuda.plan.planning import Dropping, Layout, Lengths, Machine, Pages, Problem
 from kernels.attention.cuda.plan.variants import chip_of
 from kernels.attention.cuda.ways import hopper, hopper_kernels
+from kernels.attention.cuda.ways.dispatch import choose_way
+from kernels.attention.cuda.ways.general import General
 
 CHIP = chip_of(90)
 assert CHIP is not None
@@ -55,6 +57,76 @@ def test_what_a_tensor_map_cannot_describe_is_refused_with_the_reason(changes: d
     refused = dataclasses.replace(problem(), **changes)  # type: ignore[arg-type]
     assert reason in (hopper.hopper_refusal(refused, MACHINE) or "")
     assert hopper.hopper_ways(refused, MACHINE) == []
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "widths"),
+    [
+        (192, 128, [(192, 128)]),
+        (168, 8, [(192, 128)]),
+        (192, 136, [(192, 0)]),
+        (160, 128, [(160, 0)]),
+        (256, 128, [(256, 0)]),
+        (64, 128, [(128, 0)]),
+        (40, 24, [(64, 0)]),
+        (24, 72, [(128, 0), (96, 0)]),
+        (192, 192, [(192, 0)]),
+    ],
+)
+def test_k_and_v_of_two_widths_get_the_kernel_that_has_room_for_both(
+    head_dim: int, value_dim: int, widths: list[tuple[int, int]]
+) -> None:
+    posed = problem(head_dim=head_dim, value_dim=value_dim)
+    assert hopper.kernel_widths(posed) == widths
+    kernels = [way.kernel for way in hopper.hopper_ways(posed, MACHINE)]
+    assert {(kernel.head_dim, kernel.narrow) for kernel in kernels} == set(widths)
+    assert all(kernel.value_dim >= value_dim for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"softcap": 2.0}, "softcap, slopes and dropout are not supported"),
+        ({"dropout": Dropping(4096, 1, 2.0)}, "softcap, slopes and dropout are not supported"),
+        ({"value_dim": 264}, "at most 256"),
+        ({"value_dim": 100}, "multiple of 8"),
+        ({"pages": Pages(4096, 4096, 8, 64, 512, True, 16)}, "one head dimension of at most 128"),
+    ],
+)
+def test_two_widths_are_refused_with_the_reason_where_no_kernel_has_them(
+    changes: dict[str, object], reason: str
+) -> None:
+    refused = dataclasses.replace(problem(head_dim=192, value_dim=128), **changes)  # type: ignore[arg-type]
+    assert reason in (hopper.hopper_refusal(refused, MACHINE) or "")
+    assert isinstance(choose_way(refused, MACHINE)[0], General)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "fa90-128x128s2p-v128"),
+        ({"causal": False}, "fa90-128x128s2p-v128"),
+        ({"window_offset": -100}, "fa90-128x128s2p-v128"),
+        ({"lengths": Lengths(4096, 4096, 1000, True, 1000)}, "fa90-128x128s2p-v128"),
+        ({"batch": 1, "seq_q": 200, "seq_k": 9000, "causal": False}, "fa90-128x128s2p-v128-split-4"),
+        ({"seq_q": 3}, "fa90-128x128s2p-v128-split-2"),
+        ({"seq_q": 3, "kv_heads": 4}, "general-64x32w4s1-shaped128-pack4"),
+        ({"batch": 1, "seq_q": 3, "seq_k": 9000, "causal": False}, "fa90-128x128s2p-v128-split-8"),
+        ({"batch": 1, "kv_heads": 4, "seq_q": 3, "seq_k": 9000}, "general-64x32w4s1-shaped128-pack4"),
+        ({"batch": 1, "heads": 2, "kv_heads": 2, "seq_k": 9000, "window_offset": -8000}, "general-64x32w4s1-shaped128"),
+        ({"invariant": True}, "fa90-128x128s2p-v128"),
+        ({"invariant": True, "seq_q": 3}, "general-64x32w4s1-shaped128"),
+    ],
+)
+def test_two_widths_go_to_hoppers_kernel_unless_the_rows_are_few(changes: dict[str, object], name: str) -> None:
+    posed = dataclasses.replace(problem(head_dim=192, value_dim=128), **changes)  # type: ignore[arg-type]
+    assert choose_way(posed, MACHINE)[0].name.startswith(name)
+
+
+def test_the_way_of_two_widths_does_not_depend_on_the_batch_where_bits_may_not() -> None:
+    posed = dataclasses.replace(problem(head_dim=192, value_dim=128), invariant=True)
+    for changes in ({"batch": 1}, {"batch": 300}, {"seq_k": 100_000}, {"batch": 1, "seq_k": 100_000}):
+        assert choose_way(dataclasses.replace(posed, **changes), MACHINE) == choose_way(posed, MACHINE)
 
 
 def test_other_chips_get_none_of_these_kernels() -> None:

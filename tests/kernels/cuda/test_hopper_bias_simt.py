@@ -30,7 +30,8 @@ WINDOW = HopperKernel("bfloat16", 128, True, True, Shape(2, 64, 2, biases=4), "b
 TAIL = HopperKernel("float16", 64, False, True, Shape(2, 128, 3, ping_pong=True, biases=4), "bool")
 WIDE = HopperKernel("bfloat16", 256, True, False, Shape(2, 64, 2, biases=4), "float32")
 WIDE_WINDOW = HopperKernel("bfloat16", 256, True, True, bias_shapes(256, True, True)[0], "bfloat16")
-KERNELS = (FLOAT, BOOL, HALF, WINDOW, TAIL, WIDE, WIDE_WINDOW)
+NARROW = HopperKernel("bfloat16", 192, True, False, bias_shapes(192, True, False)[0], "float32", narrow=128)
+KERNELS = (FLOAT, BOOL, HALF, WINDOW, TAIL, WIDE, WIDE_WINDOW, NARROW)
 DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 MACHINE = Machine(HOPPER, 132, 50 << 20, hopper=True)
 HIDDEN = ("some", "behind", "before", "between", "all", "but two")

@@ -43,7 +43,9 @@ WIDE, WIDE_FLOAT, WIDE_BOOL, WIDE_WINDOW = (
 )
 STAGED_BOOL = HopperKernel("bfloat16", 64, False, False, Shape(2, 48, 2, ping_pong=True, masks=2), "bool")
 STAGED_KERNELS = (STAGED, SHARED, STAGED_HALF, STAGED_WINDOW, STAGED_BOOL, WIDE, WIDE_FLOAT, WIDE_BOOL, WIDE_WINDOW)
-KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, *STAGED_KERNELS)
+NARROW = HopperKernel("bfloat16", 192, True, False, MASKED_SHAPES[192, False][0], "bool", narrow=128)
+NARROW_STAGED = HopperKernel("bfloat16", 192, False, False, STAGED_SHAPES[192, False][0], "bfloat16", narrow=128)
+KERNELS = (BOOL, HALF, BRAIN, FLOAT, WINDOW, NARROW, NARROW_STAGED, *STAGED_KERNELS)
 DTYPES = {"bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 

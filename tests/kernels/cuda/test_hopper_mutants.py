@@ -195,7 +195,12 @@ MASK_MUTANTS = (
         STAGED,
     ),
     Mutant("a_sharer_of_another_mask", WRONG, (("    tile.batch += sharer;", "    tile.head ^= sharer;"),), STAGED),
-    Mutant("keys_of_the_other_sharer", WRONG, (("matrix(k_tiles + sharer * C::K_BYTES, 16)", "matrix(k_tiles, 16)"),), STAGED),
+    Mutant(
+        "keys_of_the_other_sharer",
+        WRONG,
+        (("matrix(k_tiles + sharer * C::K_BYTES, 16)", "matrix(k_tiles, 16)"),),
+        STAGED,
+    ),
     Mutant("one_of_two_booleans_read", WRONG, (("seen & 0xff00 ?", "seen & 0xff ?"),), BOOLEAN),
     Mutant("booleans_read_before_they_are_there", ("one arrival too many", *WRONG), (lines(READ_MASK, 1),), BOOLEAN),
 )

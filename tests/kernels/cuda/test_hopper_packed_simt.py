@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.posing import varlen_problem_of
+from kernels.attention.cuda.plan.posing import output_like, varlen_problem_of
 from kernels.attention.cuda.ways.hopper import HopperWay
-from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.ways.hopper_kernels import NARROW_SHAPES, SHAPES, HopperKernel, Shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import assert_agree, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
@@ -25,7 +25,8 @@ pytestmark = [WITH_COMPILER, WITH_STUB]
 FULL = HopperKernel("bfloat16", 64, False, False, SHAPES[64, False][0], packed=True)
 CAUSAL = HopperKernel("float16", 128, True, False, SHAPES[128, True][0], packed=True)
 WINDOW = HopperKernel("bfloat16", 64, True, True, Shape(2, 64, 4), packed=True)
-KERNELS = (FULL, CAUSAL, WINDOW)
+NARROW = HopperKernel("bfloat16", 192, True, False, NARROW_SHAPES[192, 128, True][0], packed=True, narrow=128)
+KERNELS = (FULL, CAUSAL, WINDOW, NARROW)
 LENGTHS = ((1, 1), (200, 130), (0, 70), (64, 64), (70, 0), (33, 300), (260, 259))
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
@@ -39,11 +40,9 @@ def starts_of(lengths: Sequence[int]) -> torch.Tensor:
 
 def draw(kernel: HopperKernel, lengths: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(len(lengths))
-    sizes = [(sum(q for q, _ in lengths), heads), *[(sum(k for _, k in lengths), kv_heads)] * 2]
-    return [
-        torch.randn(rows, count, kernel.head_dim, generator=generator).to(getattr(torch, kernel.dtype))
-        for rows, count in sizes
-    ]
+    rows, keys = (sum(numbers) for numbers in zip(*lengths, strict=True))
+    sizes = ((rows, heads, kernel.head_dim), (keys, kv_heads, kernel.head_dim), (keys, kv_heads, kernel.value_dim))
+    return [torch.randn(size, generator=generator).to(getattr(torch, kernel.dtype)) for size in sizes]
 
 
 def attend(
@@ -58,7 +57,7 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the log-sum-exp, each NaN where nothing was written; asserts that the counter is zero again."""
     q, k, v = tensors
-    out, lse = torch.full_like(q, math.nan), torch.full((q.shape[1], q.shape[0]), math.nan)
+    out, lse = output_like(q, v).fill_(math.nan), torch.full((q.shape[1], q.shape[0]), math.nan)
     starts = starts_of([a for a, _ in lengths]), starts_of([b for _, b in lengths])
     problem = varlen_problem_of(
         q, k, v, out, *starts, 7, 7, causal=kernel.right and not kernel.left, alignment=alignment,
@@ -108,7 +107,7 @@ def test_any_number_of_blocks_finds_every_tile_of_every_sequence_once(
     assert_agree(out.transpose(0, 1), lse, *expected(FULL, tensors, lengths, "bottom-right"))
 
 
-@pytest.mark.parametrize("kernel", [FULL, CAUSAL], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [FULL, CAUSAL, NARROW], ids=lambda kernel: kernel.name)
 def test_what_is_no_number_in_one_sequence_is_not_felt_in_another(
     program: HopperProgram, tmp_path: Path, kernel: HopperKernel
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.ways.hopper_kernels import SHAPES, HopperKernel, Shape
+from kernels.attention.cuda.ways.hopper_kernels import NARROW_SHAPES, SHAPES, HopperKernel, Shape
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single_shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
@@ -37,7 +37,12 @@ ODD = HopperKernel("float16", 160, False, False, SHAPES[160, False][0])
 UNEVEN = HopperKernel("bfloat16", 192, True, False, SHAPES[192, True][1])
 LEAN = HopperKernel("bfloat16", 96, True, False, SHAPES[96, True][2])
 THIN = HopperKernel("float16", 32, False, False, SHAPES[32, False][0])
-KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL, BROAD, ODD, UNEVEN, LEAN, THIN)
+NARROW = HopperKernel("bfloat16", 192, True, False, NARROW_SHAPES[192, 128, True][0], narrow=128)
+NARROW_FULL = HopperKernel("float16", 192, False, False, NARROW_SHAPES[192, 128, False][0], narrow=128)
+NARROW_TURNS = HopperKernel("bfloat16", 192, True, True, Shape(3, 64, 3, ping_pong=True), narrow=128)
+NARROWER = (NARROW, NARROW_FULL, NARROW_TURNS)
+"""Their V is narrower than K."""
+KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL, BROAD, ODD, UNEVEN, LEAN, THIN, *NARROWER)
 ALONE = GroupKernel("bfloat16", 64, True, GroupShape(1, 1, 128, 1))
 SHARED_KEYS = GroupKernel("float16", 64, True, GroupShape(1, 2, 64, 4))
 FOUR_SHARERS = GroupKernel("bfloat16", 128, False, GroupShape(1, 4, 64, 4))
@@ -47,7 +52,7 @@ LONG = GroupKernel("bfloat16", 64, True, single_shape(2, 1, 128, 4))
 DEPENDENT = GroupKernel("float16", 64, False, GroupShape(1, 2, 64, 2), dependent=True)
 FEW_KEYS = (ALONE, SHARED_KEYS, FOUR_SHARERS, ROWS, SINGLE, LONG, DEPENDENT)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
-WINDOWS = {WINDOW: (70, 5), TAIL: (70, -1)}
+WINDOWS = {WINDOW: (70, 5), NARROW_TURNS: (70, 5), TAIL: (70, -1)}
 
 
 Kernel = HopperKernel | GroupKernel
@@ -85,7 +90,9 @@ def test_every_shape_agrees_with_float64_however_copies_products_and_warps_are_t
 
 
 @pytest.mark.parametrize("seq", [1, 63, 65, 129, 200])
-@pytest.mark.parametrize("kernel", [PLAIN, THREE, WIDE, SHARED_KEYS, ROWS, SINGLE], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [PLAIN, THREE, WIDE, NARROW, SHARED_KEYS, ROWS, SINGLE], ids=lambda kernel: kernel.name
+)
 def test_rows_and_keys_around_the_edges_of_tiles_are_right(
     programs: Programs, tmp_path: Path, kernel: Kernel, seq: int
 ) -> None:
@@ -97,7 +104,7 @@ def test_rows_and_keys_around_the_edges_of_tiles_are_right(
 def test_both_causal_alignments_are_right_and_rows_that_see_nothing_are_zero(
     programs: Programs, tmp_path: Path, alignment: str, seq_q: int, seq_k: int
 ) -> None:
-    kernels = [PLAIN, THREE, *((SHARED_KEYS, LONG) if seq_k < 200 else ())]
+    kernels = [PLAIN, THREE, NARROW, *((SHARED_KEYS, LONG) if seq_k < 200 else ())]
     for kernel in kernels:
         assert_right(
             programs, kernel, draw(kernel, 1, 2, 1, seq_q, seq_k), tmp_path, WAITING, Case(alignment=alignment)
@@ -129,6 +136,23 @@ def test_columns_that_a_head_does_not_have_count_as_zero(programs: Programs, tmp
     for kernel in kernels:
         seq_k = 130 if isinstance(kernel, HopperKernel) else 110
         assert_right(programs, kernel, draw(kernel, 1, 2, 1, 70, seq_k, head_dim), tmp_path)
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (184, 104), (136, 8), (192, 64)])
+@pytest.mark.parametrize("kernel", NARROWER, ids=lambda kernel: kernel.name)
+def test_a_narrower_v_is_right_whether_or_not_both_widths_are_filled(
+    programs: Programs, tmp_path: Path, kernel: HopperKernel, dims: tuple[int, int]
+) -> None:
+    assert_right(programs, kernel, draw(kernel, 1, 4, 2, 77, 170, *dims), tmp_path)
+    assert_right(programs, kernel, draw(kernel, 2, 2, 2, 200, 140, *dims), tmp_path, WAITING)
+
+
+@pytest.mark.parametrize("dims", [(64, 128), (128, 64), (8, 120), (72, 8)])
+@pytest.mark.parametrize("kernel", [DEEP, WIDE, BROAD], ids=lambda kernel: kernel.name)
+def test_kernels_of_one_width_take_k_and_v_of_two(
+    programs: Programs, tmp_path: Path, kernel: HopperKernel, dims: tuple[int, int]
+) -> None:
+    assert_right(programs, kernel, draw(kernel, 1, 4, 2, 77, 170, *dims), tmp_path)
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -169,6 +193,11 @@ def test_what_lies_between_the_rows_of_the_output_stays_as_it_was(programs: Prog
     out.fill_(math.nan)
     answer = attend(programs[HopperKernel], PLAIN, tensors, tmp_path, RELEASING, Case(), out=out)
     assert complaint(PLAIN, tensors, Case(), *answer) is None
+    assert bool((wide[..., 40:] == 7.0).all())
+    tensors = draw(NARROW, 1, 2, 1, 70, 70, 136, 40)
+    out.fill_(math.nan)
+    answer = attend(programs[HopperKernel], NARROW, tensors, tmp_path, RELEASING, Case(), out=out)
+    assert complaint(NARROW, tensors, Case(), *answer) is None
     assert bool((wide[..., 40:] == 7.0).all())
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
-from kernels.attention.cuda.plan.posing import problem_of
+from kernels.attention.cuda.plan.posing import output_like, problem_of
 from kernels.attention.cuda.plan.variants import Combine
 from kernels.attention.cuda.ways.costs import work_terms
 from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.cuda.ways.hopper import HopperWay, hopper_ways
-from kernels.attention.cuda.ways.hopper_kernels import SPLIT_SHAPES, HopperKernel
+from kernels.attention.cuda.ways.hopper_kernels import NARROW_SPLIT_SHAPES, SPLIT_SHAPES, HopperKernel
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.exactly import assert_agree, draw, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
@@ -27,7 +27,8 @@ pytestmark = [WITH_COMPILER, WITH_STUB]
 
 FULL = HopperKernel("bfloat16", 64, False, False, SPLIT_SHAPES[64], split=True)
 CAUSAL = HopperKernel("float16", 128, True, False, SPLIT_SHAPES[128], split=True)
-KERNELS = (FULL, CAUSAL)
+NARROW = HopperKernel("bfloat16", 192, True, False, NARROW_SPLIT_SHAPES[192], split=True, narrow=128)
+KERNELS = (FULL, CAUSAL, NARROW)
 Programs = tuple[HopperProgram, Program]
 
 
@@ -53,8 +54,8 @@ def assert_right(
 ) -> None:
     """Two batches of four heads over two; against the definition in float64."""
     head_dim = head_dim or kernel.head_dim
-    q, k, v = draw(kernel.dtype, 2, 4, 2, seq_q, seq_k, head_dim)
-    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
+    q, k, v = draw(kernel.dtype, 2, 4, 2, seq_q, seq_k, head_dim, kernel.narrow)
+    out, lse = output_like(q, v).fill_(math.nan), torch.full(q.shape[:3], math.nan)
     problem = problem_of(q, k, v, out, causal=kernel.right, alignment=alignment)
     buffers = HostBuffers(lse=lse.data_ptr())
     way = HopperWay(kernel, Machine(HOPPER, 3, 1 << 20, hopper=True), parts)

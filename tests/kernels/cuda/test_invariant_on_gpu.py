@@ -28,11 +28,19 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, device=DEV, generator=torch.Generator(DEV).manual_seed(seed)).to(BF16)
 
 
-@pytest.mark.parametrize(("kv_heads", "head_dim"), [(8, 128), (2, 64), (4, 80), (4, 256)])
-def test_packed_sequences_and_their_gradients_depend_on_no_neighbour(kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "value_dim"), [(8, 128, 128), (2, 64, 64), (4, 80, 80), (4, 256, 256), (4, 192, 128)]
+)
+def test_packed_sequences_and_their_gradients_depend_on_no_neighbour(
+    kv_heads: int, head_dim: int, value_dim: int
+) -> None:
     chance, kinds = random.Random(head_dim), (8, kv_heads, kv_heads, 8)
+    dims = (head_dim, head_dim, value_dim, value_dim)
     parts = [
-        [draw(length, heads, head_dim, seed=10 * at + kind) for kind, heads in enumerate(kinds)]
+        [
+            draw(length, heads, width, seed=10 * at + kind)
+            for kind, (heads, width) in enumerate(zip(kinds, dims, strict=True))
+        ]
         for at, length in enumerate(LENGTHS)
     ]
 

@@ -174,20 +174,26 @@ class Problem:
         return self.value_dim or self.head_dim
 
     @property
+    def shapes_scores(self) -> bool:
+        """Whether scores are capped or fall with the distance, or weights are dropped."""
+        return bool(self.softcap or self.slopes or self.dropout)
+
+    @property
     def is_shaped(self) -> bool:
-        """Whether scores are capped or fall with the distance, weights are dropped, or V's or K's width is one that
-        only the kernels that shape scores have."""
-        shaped = bool(self.softcap or self.slopes or self.dropout)
-        return shaped or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
+        """Whether it shapes scores, or K's and V's widths are ones that only the kernels that shape scores and some of
+        Hopper's have."""
+        return self.shapes_scores or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it has no window, mask, lengths, pages, shaped scores or odd scale; widths may be any."""
+        features = (self.window_offset, self.mask, self.lengths, self.pages, self.float8)
+        return self.sign == 1 and not self.shapes_scores and all(feature is None for feature in features)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no window, mask, lengths, pages, shaped scores or odd scale: what the kernels without features
-        compute."""
-        if self.is_shaped or self.float8:
-            return False
-        features = (self.window_offset, self.mask, self.lengths, self.pages)
-        return self.sign == 1 and all(feature is None for feature in features)
+        """Whether it is dense, and K and V have one width up to 256: what the kernels without features compute."""
+        return self.is_dense and not self.is_shaped
 
     @property
     def has_keys(self) -> bool:
@@ -369,7 +375,7 @@ def section_for(problem: Problem, l2_bytes: int) -> int:
     Sections have the same size if that takes at most twice as many as needed, because the longest rows of a short last
     section would run alone at the end.
     """
-    per_kv_head = 2 * problem.seq_k * problem.head_dim * ELEMENT_BYTES
+    per_kv_head = problem.seq_k * (problem.head_dim + problem.width) * ELEMENT_BYTES
     group, kv_heads = problem.heads // problem.kv_heads, problem.batch * problem.kv_heads
     fewest = -(-kv_heads // max(1, l2_bytes // per_kv_head))
     even = next((count for count in range(fewest, 2 * fewest + 1) if kv_heads % count == 0), fewest)

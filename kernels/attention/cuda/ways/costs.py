@@ -97,13 +97,13 @@ def key_tiles(problem: Problem, rows: int, keys: int) -> list[int]:
 
 def problem_megabytes(problem: Problem) -> float:
     """Return the megabytes (10^6 bytes) of Q, K, V and the output, each counted once."""
-    rows = 2 * problem.heads * problem.seq_q + 2 * problem.kv_heads * problem.seq_k
-    return problem.batch * rows * problem.head_dim * ELEMENT_BYTES / MEGABYTE
+    rows = problem.heads * problem.seq_q + problem.kv_heads * problem.seq_k
+    return problem.batch * rows * (problem.head_dim + problem.width) * ELEMENT_BYTES / MEGABYTE
 
 
 def joined_megabytes(problem: Problem, parts: int) -> float:
     """Return the megabytes of the float32 outputs of the parts; 0 if the keys are not cut."""
-    return 0.0 if parts == 1 else parts * problem.out_rows * problem.head_dim * 4 / MEGABYTE
+    return 0.0 if parts == 1 else parts * problem.out_rows * problem.width * 4 / MEGABYTE
 
 
 @singledispatch

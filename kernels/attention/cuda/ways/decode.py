@@ -152,6 +152,8 @@ def why_not(problem: Problem) -> str | None:
     """Return why decoding cannot compute a problem; None if it can."""
     if problem.float8 and (problem.is_shaped or problem.head_dim % 16):
         return "they need a head dimension that is a multiple of 16, values as wide as keys, and no shaped scores"
+    if problem.is_shaped:
+        return "decoding does not shape scores, and K and V have one head dimension of at most 256"
     if not problem.is_vector:
         return "decoding needs a head dimension that is a multiple of 8, and rows that start on 16-byte boundaries"
     if problem.mask is not None:

@@ -26,6 +26,9 @@ kernel was faster."""
 SMALL_TILE, SMALL_TILE_WIDTH, SMALL_TILE_OF_ONE_ROW = 64, 128, 1.1
 """Keys of a tile, width of a head, and the factor for the estimate of such shapes with a mask that is the same for all
 rows. Their price was measured without a mask, but with one the kernel waits for the biases of each tile."""
+FEW_TILES_OF_TWO_WIDTHS = 3
+"""With K and V of two widths, if at most one SM in this many gets a row tile, the portable kernel cuts the keys. Its
+products take three times as long."""
 FEW_TILES_WITH_A_MASK = 6
 """With a mask, if at most one SM in this many gets a row tile, the portable kernel was faster, because it cuts the
 keys."""
@@ -39,8 +42,11 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     """
     if problem.float8:
         return [] if dependent else [float8_way(problem, machine)]
+    if problem.is_shaped and dependent:
+        return []
     if problem.is_shaped:
-        return [] if dependent else [General(plan_general(problem, machine))]
+        general_way = General(plan_general(problem, machine))
+        return [*hopper.hopper_ways(problem, machine), general_way, *hopper.bias_ways(problem, machine)]
     few_keys: list[Way] = []
     if problem.is_plain:
         few_keys += small.small_ways(problem, machine, dependent=dependent)
@@ -77,7 +83,7 @@ def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
         return choose_invariant(problem, machine), "the same kernel and parts whatever the batch and its lengths"
     way_list = list_ways(problem, machine)
     if problem.is_shaped:
-        return way_list[0], "only these kernels shape scores, drop weights, or have K and V of these widths"
+        return choose_shaped(problem, machine, way_list)
     chip = machine.chip.name, machine.sm_count
     return (
         by_shape(problem, machine, way_list, costs_for(*chip))
@@ -91,13 +97,38 @@ def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     )
 
 
+def choose_shaped(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str]:
+    """Return the way for scores that are shaped, or K and V of two widths, and the reason. Of Hopper's kernels, which
+    compute some widths, the one that cuts the keys is for few tiles. The general way packs the heads of a group where
+    their queries are few, and cuts keys where Hopper's cannot."""
+    offered = [way for way in found if isinstance(way, HopperWay)]
+    general = next(way for way in found if isinstance(way, General))
+    if not offered:
+        return general, "only these kernels shape scores, drop weights, or have K and V of these widths"
+    split = next((way for way in offered if way.kernel.split), None)
+    few = problem.seq_q * problem.group <= FEW_ROWS
+    if few and (split is None or problem.group > 1):
+        return general, "few queries: the heads of a group are packed and the keys are cut"
+    costs = costs_for(machine.chip.name, machine.sm_count)
+    by_bias = by_shape(problem, machine, found, costs)
+    if by_bias is not None:
+        return by_bias
+    if split is not None:
+        return split, "few tiles of rows and many keys: the keys are cut into parts"
+    if general.launch.splits > 1 and FEW_TILES_OF_TWO_WIDTHS * offered[0].tiles(problem) <= machine.sm_count:
+        return general, "few tiles of rows and many keys: the keys are cut into parts"
+    priced = by_costs(problem, machine, offered, costs)
+    return priced or (offered[0], "Hopper's kernels have K and V of these widths")
+
+
 def choose_invariant(problem: Problem, machine: Machine) -> Way:
     """Return the way in which the bits of a row depend on nothing but the row, its keys and the kernel. It is chosen by
     types, heads, widths, layouts and, where all sequences have as many, by the number of queries. Raises
     `Unsupported`."""
-    if problem.is_shaped:
-        return General(plan_general(problem, machine))
     few = problem.lengths is None and problem.seq_q * problem.group <= FEW_ROWS
+    if problem.is_shaped:
+        way = None if few else hopper.invariant_way(problem, machine)
+        return way or General(plan_general(problem, machine))
     if few and why_not_decode(problem) is None:
         return Decode(plan_decode(problem, machine))
     apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import (
@@ -30,6 +31,9 @@ from kernels.attention.cuda.ways.hopper_kernels import (
     HEAD_DIMS,
     MASK_BYTES,
     MASKED_SHAPES,
+    NARROW_SHAPES,
+    NARROW_SPLIT_SHAPES,
+    NARROWER,
     PACKED_SHAPES,
     PAGED_SHAPES,
     SHAPES,
@@ -75,20 +79,20 @@ def hopper_refusal(problem: Problem, machine: Machine) -> str | None:
         return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
     if problem.sign != 1:
         return "the scale must be positive"
+    if problem.shapes_scores:
+        return "softcap, slopes and dropout are not supported"
     if problem.pages is not None and not follows_pages(problem):
         return (
-            f"with keys in pages, it needs at least {LEAST_ROWS_OVER_PAGES} queries without gaps between sequences, "
-            f"a page size that is a multiple of {LEAST_PIECE}, and a head dimension of at most {max(PAGED_SHAPES)}"
+            f"with keys in pages, it needs at least {LEAST_ROWS_OVER_PAGES} queries without gaps between sequences, a "
+            f"page size that is a multiple of {LEAST_PIECE}, and one head dimension of at most {max(PAGED_SHAPES)}"
         )
-    if problem.dtype not in C_TYPE or problem.head_dim > HEAD_DIMS[-1] or not problem.is_vector:
+    if problem.dtype not in C_TYPE or widest_of(problem) > HEAD_DIMS[-1] or not problem.is_vector:
         return (
             f"needs float16 or bfloat16, a head dimension that is a multiple of 8 and at most {HEAD_DIMS[-1]}, "
             "and rows that start on 16-byte boundaries"
         )
-    if problem.mask is not None and not (
-        is_one_row(problem.mask) or shapes_for(problem, kernel_widths(problem.head_dim)[0])
-    ):
-        boundary = "16-byte (boolean: 8-byte)" if problem.head_dim <= HEAD_DIMS[-2] else "16-byte"
+    if problem.mask is not None and not (is_one_row(problem.mask) or shapes_for(problem, kernel_widths(problem)[0])):
+        boundary = "16-byte (boolean: 8-byte)" if widest_of(problem) <= HEAD_DIMS[-2] else "16-byte"
         return f"a mask's rows must be contiguous, start on {boundary} boundaries and have a multiple of 8 keys"
     if not all(maps_describe(getattr(problem, name), sizes_of(problem, name)) for name in "qkv"):
         return "a tensor map cannot describe these strides"
@@ -112,7 +116,7 @@ def follows_pages(problem: Problem) -> bool:
     apart = problem.seq_q * problem.q.row, problem.seq_q * problem.out.row
     in_a_row = problem.lengths is not None or problem.batch == 1 or (problem.q.batch, problem.out.batch) == apart
     enough = problem.invariant or problem.seq_q >= LEAST_ROWS_OVER_PAGES
-    enough = enough and kernel_widths(problem.head_dim)[0] in PAGED_SHAPES
+    enough = enough and problem.width == problem.head_dim and kernel_widths(problem)[0].of_k in PAGED_SHAPES
     return in_a_row and enough and piece_of(problem.pages.size) >= LEAST_PIECE
 
 
@@ -138,14 +142,14 @@ def hopper_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     a reason."""
     if hopper_refusal(problem, machine) is not None:
         return []
-    windowed, packed = problem.window_offset is not None, problem.lengths is not None
+    packed = problem.lengths is not None
     if problem.pages is not None:
         return paged_ways(problem, machine)
     tensor = problem.mask.dtype if problem.mask else None
     way_list = [
-        HopperWay(HopperKernel(problem.dtype, head_dim, problem.causal, windowed, shape, tensor, packed), machine)
-        for head_dim in kernel_widths(problem.head_dim)
-        for shape in shapes_for(problem, head_dim)
+        HopperWay(kernel_for(problem, widths, shape, mask=tensor, packed=packed), machine)
+        for widths in kernel_widths(problem)
+        for shape in shapes_for(problem, widths)
     ]
     if problem.mask is not None:
         way_list = order_masked(way_list, problem)
@@ -160,28 +164,22 @@ def invariant_way(problem: Problem, machine: Machine) -> HopperWay | None:
         return None
     if problem.pages is not None:
         return paged_ways(problem, machine)[0]
-    mask, left, width = problem.mask, problem.window_offset is not None, kernel_widths(problem.head_dim)[0]
+    mask, left, widths = problem.mask, problem.window_offset is not None, kernel_widths(problem)[0]
     if mask is not None and is_one_row(mask):
-        shapes = bias_shapes(width, problem.causal, left)
+        shapes = bias_shapes(widths.of_k, problem.causal, left)
     else:
-        shapes = [shape for shape in shapes_for(problem, width) if shape.sharers == 1]
+        shapes = [shape for shape in shapes_for(problem, widths) if shape.sharers == 1]
     tensor, packed = mask.dtype if mask else None, problem.lengths is not None
-    kernels = [HopperKernel(problem.dtype, width, problem.causal, left, shape, tensor, packed) for shape in shapes[:1]]
+    kernels = [kernel_for(problem, widths, shape, mask=tensor, packed=packed) for shape in shapes[:1]]
     return HopperWay(kernels[0], machine) if kernels else None
 
 
 def paged_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the ways for keys in pages, the preferred one first. If a key tile takes many copies, that is the one
     whose producer looks up the pages of a tile while the copies of another tile wait."""
-    pages, width, has_window_start = (
-        problem.pages,
-        kernel_widths(problem.head_dim)[0],
-        problem.window_offset is not None,
-    )
+    pages, widths = problem.pages, kernel_widths(problem)[0]
     assert pages is not None
-    usual = HopperKernel(
-        problem.dtype, width, problem.causal, has_window_start, PAGED_SHAPES[width], packed=True, paged=True
-    )
+    usual = kernel_for(problem, widths, PAGED_SHAPES[widths.of_k], packed=True, paged=True)
     kernels = [replace(usual, ahead=True), usual] if piece_of(pages.size) < LEAST_PIECE_AT_ONCE else [usual]
     return [HopperWay(kernel, machine) for kernel in kernels]
 
@@ -191,10 +189,10 @@ def bias_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     mask, has_window_start = problem.mask, problem.window_offset is not None
     if mask is None or not is_one_row(mask) or hopper_refusal(problem, machine) is not None:
         return []
-    width = kernel_widths(problem.head_dim)[0]
+    widths = kernel_widths(problem)[0]
     kernels = (
-        HopperKernel(problem.dtype, width, problem.causal, has_window_start, shape, mask.dtype)
-        for shape in bias_shapes(width, problem.causal, has_window_start)
+        kernel_for(problem, widths, shape, mask=mask.dtype)
+        for shape in bias_shapes(widths.of_k, problem.causal, has_window_start)
     )
     way_list = [HopperWay(kernel, machine) for kernel in kernels]
     return [way for way in way_list if way.tiles(problem) <= MAX_BLOCKS]
@@ -219,11 +217,11 @@ def order_masked(found: list[HopperWay], problem: Problem) -> list[HopperWay]:
 def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     """Return the way that cuts the keys into parts, if the row tiles alone leave half of the SMs without work; else an
     empty list."""
-    head_dim = kernel_widths(problem.head_dim)[0]
-    if not problem.is_plain or head_dim not in SPLIT_SHAPES:
+    widths = kernel_widths(problem)[0]
+    shape = (NARROW_SPLIT_SHAPES if widths.narrow else SPLIT_SHAPES).get(widths.of_k)
+    if not problem.is_dense or shape is None:
         return []
-    shape = SPLIT_SHAPES[head_dim]
-    kernel = HopperKernel(problem.dtype, head_dim, problem.causal, False, shape, split=True)
+    kernel = kernel_for(problem, widths, shape, split=True)
     rows = HopperWay(kernel, machine).tiles(problem)
     most = min(MOST_PARTS, -(-problem.seq_k // shape.keys) // LEAST_TILES_OF_PART)
     if 2 * rows > machine.sm_count or most < 2:
@@ -231,9 +229,11 @@ def split_ways(problem: Problem, machine: Machine) -> list[HopperWay]:
     return [HopperWay(kernel, machine, fewest_parts(rows, machine.sm_count, most))]
 
 
-def shapes_for(problem: Problem, head_dim: int) -> list[Shape]:
+def shapes_for(problem: Problem, widths: Widths) -> list[Shape]:
     """Return the shapes that have enough registers for the features of a problem, the preferred one first."""
-    mask = problem.mask
+    mask, head_dim = problem.mask, widths.of_k
+    if mask is None and widths.narrow:
+        return [*NARROW_SHAPES[(*widths, problem.causal)]]
     if mask is None:
         return [*(PACKED_SHAPES if problem.lengths is not None else SHAPES)[head_dim, problem.causal]]
     if not fetches_mask(mask, problem.seq_k):
@@ -263,10 +263,31 @@ def mask_sharers(mask: Mask, problem: Problem) -> int:
     return 2 if follow % 2 == 0 and 0 in (mask.batch, mask.head) else 1
 
 
-def kernel_widths(head_dim: int) -> list[int]:
-    """Return the widths of the kernels that compute a head dimension, the usual one first."""
-    least = next(width for width in HEAD_DIMS if head_dim <= width)
-    return [WIDER[least], least] if least in WIDER else [least]
+class Widths(NamedTuple):
+    """The widths of a kernel's products: that of K, and that of V if it is less, else 0."""
+
+    of_k: int
+    narrow: int = 0
+
+
+def widest_of(problem: Problem) -> int:
+    """Return the head dimension of K or V, whichever is greater."""
+    return max(problem.head_dim, problem.width)
+
+
+def kernel_widths(problem: Problem) -> list[Widths]:
+    """Return the widths of the kernels that compute a problem's head dimensions, the usual one first. Where K and V
+    differ and no kernel is made for that, they count as equally wide: copies fill the missing columns with zeros."""
+    least = next(width for width in HEAD_DIMS if widest_of(problem) <= width)
+    if problem.width <= NARROWER.get(least, 0):
+        return [Widths(least, NARROWER[least])]
+    return [Widths(WIDER[least]), Widths(least)] if least in WIDER else [Widths(least)]
+
+
+def kernel_for(problem: Problem, widths: Widths, shape: Shape, **features: Any) -> HopperKernel:
+    """Return the kernel of these widths and shape for a problem's element type and limits, with these features."""
+    limits = problem.causal, problem.window_offset is not None
+    return HopperKernel(problem.dtype, widths.of_k, *limits, shape, narrow=widths.narrow, **features)
 
 
 def concurrent_heads(problem: Problem, machine: Machine) -> int:
@@ -286,11 +307,15 @@ class HopperWay:
     @property
     def name(self) -> str:
         """The name of the way, e.g. `fa90-192x128s2p`; `fa90-192x96s2p-d96` for a kernel that is narrower than the
-        usual one; `fa90-128x128s2p-split-8` if the keys are cut into 8 parts; `fa90-128x128s2-ahead` if pages are
-        looked up ahead."""
-        head_dim, parts = self.kernel.head_dim, f"-split-{self.parts}" if self.kernel.split else ""
-        parts += "-ahead" if self.kernel.ahead else ""
-        return f"fa90-{self.kernel.shape.name}{f'-d{head_dim}' if head_dim in WIDER else ''}{parts}"
+        usual one; `fa90-128x128s2-v128` if its V is narrower than K; `fa90-128x128s2p-split-8` if the keys are cut
+        into 8 parts; `fa90-128x128s2-ahead` if pages are looked up ahead."""
+        head_dim, narrow, parts = self.kernel.head_dim, self.kernel.narrow, ""
+        if self.kernel.split:
+            parts = f"-split-{self.parts}"
+        elif self.kernel.ahead:
+            parts = "-ahead"
+        widths = f"-d{head_dim}" if head_dim in WIDER else f"-v{narrow}" if narrow else ""
+        return f"fa90-{self.kernel.shape.name}{widths}{parts}"
 
     def tiles(self, problem: Problem) -> int:
         """Return the number of row tiles in all sections of heads and all parts. For packed sequences it is an upper
@@ -329,7 +354,7 @@ class HopperWay:
             tiles=tiles,
             seq_q=problem.seq_q,
             seq_k=problem.seq_k,
-            head_dim=problem.head_dim,
+            value_dim=problem.width,
             last_offset=problem.causal_offset,
             first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
@@ -381,8 +406,9 @@ def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
     """Return the tensor map of `q`, `k` or `v`. One copy moves `box_rows` rows of 64 columns."""
     layout: Layout = getattr(problem, name)
     batch, heads, rows = sizes_of(problem, name)
-    row = layout.row or problem.head_dim  # dimensions of size 1 have no stride, but a map needs one
-    sizes, strides = (problem.head_dim, rows, heads, batch), (row, layout.head or row, layout.batch or row)
+    columns = problem.width if name == "v" else problem.head_dim
+    row = layout.row or columns  # dimensions of size 1 have no stride, but a map needs one
+    sizes, strides = (columns, rows, heads, batch), (row, layout.head or row, layout.batch or row)
     made = cuda_driver().tensor_map(
         problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
     )

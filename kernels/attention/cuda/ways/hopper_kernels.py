@@ -137,8 +137,8 @@ class HopperKernel:
             tensor += ", 0, 1, 0, true"
         if self.narrow:
             counts = f"{s.masks}, {s.sharers}, {s.biases}"
-            kinds = tuple(str(flag).lower() for flag in (self.packed, self.split, self.paged))
-            tensor = f", {MASK_TYPES.get(self.mask or '', 'NoTensor')}, {', '.join(kinds)}, {counts}"
+            sequences = ", ".join(str(flag).lower() for flag in (self.packed, self.split, self.paged))
+            tensor = f", {MASK_TYPES.get(self.mask or '', 'NoTensor')}, {sequences}, {counts}"
             tensor += f", {str(self.ahead).lower()}, {self.narrow}"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
@@ -160,7 +160,7 @@ class HopperParameters(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "lse", "counter")),
         *((name, ctypes.c_int64) for name in ("out_batch", "out_head", "out_row")),
         *((name, Divisor) for name in ("heads", "group", "row_tiles", "section", "section_tiles")),
-        *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("all_heads", "tiles", "seq_q", "seq_k", "value_dim")),
         *((name, ctypes.c_int32) for name in ("last_offset", "first_offset")),
         ("scale_log2", ctypes.c_float),
         ("mask", ctypes.c_void_p),
@@ -207,6 +207,14 @@ SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
 measured."""
 WIDER = {32: 64, 96: 128}
 """By width, a wider kernel that also computes these head dimensions. The wider kernels are older and may be as fast."""
+NARROWER = {192: 128}
+"""By width, the width of V in kernels with a narrower V."""
+NARROW_SHAPES: dict[tuple[int, int, bool], tuple[Shape, ...]] = {
+    (192, 128, FULL): (ping_pong_shape(2, 128, 2),),
+    (192, 128, CAUSAL): (ping_pong_shape(2, 128, 2),),
+}
+"""The shapes for a narrower V, by the padded widths of K and V and mask. They have registers for packed sequences and a
+left limit too. With a mask, such kernels have the shapes of those with a wide V."""
 
 MASKED_SHAPES: dict[tuple[int, bool], tuple[Shape, ...]] = {
     (64, False): (ping_pong_shape(2, 128, 3),),
@@ -282,7 +290,8 @@ PACKED_SHAPES = SHAPES | {
 """The shapes for packed sequences, whose limits need a few more registers."""
 
 SPLIT_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: ping_pong_shape(2, 128, 2)}
-"""The shapes for few rows over many keys, which are cut into parts; by padded head dimension."""
+NARROW_SPLIT_SHAPES = {192: ping_pong_shape(2, 128, 2)}
+"""The shapes for few rows over many keys, which are cut into parts; by padded head dimension, and for a narrower V."""
 PAGED_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: Shape(2, 128, 2)}
 """The shapes for keys in pages; by padded head dimension."""
 
@@ -292,3 +301,6 @@ def hopper_table() -> Iterator[HopperKernel]:
     for (head_dim, right), shapes in SHAPES.items():
         for shape, dtype in product(shapes, C_TYPE):
             yield HopperKernel(dtype, head_dim, right, False, shape)
+    for (head_dim, narrow, right), shapes in NARROW_SHAPES.items():
+        for shape, dtype in product(shapes, C_TYPE):
+            yield HopperKernel(dtype, head_dim, right, False, shape, narrow=narrow)

@@ -353,7 +353,7 @@ struct Consumer {
         // A quad of lanes holds 32 columns of a row in pieces of two columns. After the exchange each lane has eight
         // neighbouring columns.
         const Chunk chunk = across_quad(pair[0], pair[1], pair[2], pair[3], lane);
-        if (row < seq_q && 32 * i + 8 * (lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
+        if (row < seq_q && 32 * i + 8 * (lane & 3) < p.value_dim) store_global(to + 64 * i, chunk);
       }
       if (p.lse && row < seq_q && (lane & 3) == 0)
         p.lse[first + row] =
@@ -372,10 +372,10 @@ struct Consumer {
       const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
       const int row = first_row(tile) + 8 * r;
       if (row >= p.seq_q) continue;
-      float* to = p.partial_out + (first + row) * p.head_dim + 2 * (lane & 3);
+      float* to = p.partial_out + (first + row) * p.value_dim + 2 * (lane & 3);
 #pragma unroll
       for (int i = 0; i < C::OUT_REGISTERS / 4; i++)
-        if (8 * i < p.head_dim) *(Pair*)(to + 8 * i) = Pair{out[4 * i + 2 * r] * inverse, out[4 * i + 2 * r + 1] * inverse};
+        if (8 * i < p.value_dim) *(Pair*)(to + 8 * i) = Pair{out[4 * i + 2 * r] * inverse, out[4 * i + 2 * r + 1] * inverse};
       if ((lane & 3) == 0)
         p.partial_lse[first + row] = total == 0.0f ? MINUS_INFINITY : top[r] * p.scale_log2 + log2_approx(total);
     }

@@ -15,7 +15,7 @@ struct HopperParams {
   Divisor section_tiles;  // section * row_tiles
   int all_heads;          // batch * heads
   int tiles;              // in all sections; the last section may have too many heads
-  int seq_q, seq_k, head_dim;
+  int seq_q, seq_k, value_dim;
   int last_offset;        // row r sees no key after r + last_offset, if the kernel is BOUNDED_RIGHT
   int first_offset;       // row r sees no key before r + first_offset, if the kernel is BOUNDED_LEFT
   float scale_log2;       // scale * log2(e): exp(scale x) = exp2(scale_log2 x)
