@@ -322,3 +322,15 @@ def test_no_kernel_may_spill() -> None:
         for resources in (Resources(168, 4, 0), Resources(168, 0, 8)):
             with pytest.raises(BuildFailed, match="spills"):
                 check_gates(entry, HOPPER, resources)
+
+
+@pytest.mark.parametrize(
+    ("dims", "columns"),
+    [((192, 128), [3, 2]), ((128, 192), [3, 1]), ((256, 256), [2, 2]), ((136, 136), [2, 2]), ((512, 8), [8, 4])],
+)
+def test_no_block_of_the_two_passes_computes_columns_that_no_head_has(
+    dims: tuple[int, int], columns: list[int]
+) -> None:
+    problem = posed(seq=70, head_dim=dims[0], value_dim=dims[1])
+    steps = PairBackward(MACHINE).steps(problem, HostBuffers())  # type: ignore[arg-type]
+    assert [step.grid[1] for step in steps[1:]] == columns

@@ -93,7 +93,7 @@ def machine(hopper: bool) -> Machine:
 @pytest.mark.parametrize("hopper", [False, True])
 def test_dropout_goes_to_the_portable_kernel_on_hopper_too(hopper: bool) -> None:
     way, reason = choose_way(posed(0.1), machine(hopper))
-    assert way.name == "general-64x64w4s2q-shaped64-dropout"
+    assert way.name == "general-64x64w4s2q-dropout"
     assert "drop weights" in reason
 
 

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.backward.kernels import PrepareKernel, SinksBackwardKernel, pair_kernel
+from kernels.attention.cuda.backward.kernels import (
+    PrepareKernel,
+    SinksBackwardKernel,
+    dropping_pair_kernel,
+    pair_kernel,
+)
 from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, PairBackward
 from kernels.attention.cuda.calls.backward import Sinks
 from kernels.attention.cuda.plan.planning import Machine, Problem
@@ -81,10 +86,10 @@ def backward(tmp_path_factory: pytest.TempPathFactory) -> Program:
         width, value_width = case.sizes[5:]
         vector, mask = width % 8 == 0 == value_width % 8, {"float32": "float32", "bool": "bool", None: None}[case.mask]
         size, drops = wide_padded(max(width, value_width)), case.dropout > 0
-        shaped = drops or bool(case.softcap or case.slopes) or width != value_width
+        shaped = bool(case.softcap or case.slopes) or width != value_width
         options = {"vector": vector, "mask": mask, "shaped": shaped or size > 256}
         pair = [pair_kernel(HOPPER, dtype, size, keys=keys, **options) for keys in (True, False)]  # type: ignore[arg-type]
-        entries += [replace(kernel, drops=drops) for kernel in pair]
+        entries += map(dropping_pair_kernel, pair) if drops else pair
         entries += [PrepareKernel(dtype, wide_padded(value_width), vector, False), SinksBackwardKernel(dtype, vector)]
     made, folder = list(dict.fromkeys(entries)), tmp_path_factory.mktemp("shaped")
     return compile_program(made, 800, folder, parameters="DroppingBackwardParams")  # type: ignore[arg-type]

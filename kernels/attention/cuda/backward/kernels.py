@@ -164,7 +164,7 @@ class PairKernel:
     bias: bool = False
     """It computes the gradient of the mask instead."""
     drops: bool = False
-    """It has dropout; its scores are shaped too."""
+    """It has dropout."""
 
     def of_bias(self) -> PairKernel:
         """Return the kernel with this tile for the gradient of the mask, which has fewer registers for wide rows that
@@ -296,6 +296,16 @@ def pair_kernel(
     return PairKernel(dtype, head_dim, keys, vector, mask, rows, columns, out, shaped)
 
 
+def dropping_pair_kernel(kernel: PairKernel) -> PairKernel:
+    """The kernel with dropout, which has fewer registers for heads of 256: for the results of a block of 64 rows, and
+    for the columns of one of 32, which Turing has."""
+    out_columns, columns = kernel.out_columns, kernel.columns
+    if kernel.head_dim == PADDED_HEAD_DIMS[-1] and not kernel.shaped:
+        out_columns = min(out_columns, 64) if kernel.keys else out_columns
+        columns = min(columns, 16) if kernel.rows == 32 else columns
+    return replace(kernel, drops=True, out_columns=out_columns, columns=columns)
+
+
 def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
     """All kernels that a plan can choose on a chip, without those that only Hopper has."""
     for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
@@ -327,12 +337,15 @@ def has_bias_with_dropout(kernel: PairKernel) -> bool:
 
 def every_dropping_backward_kernel(chip: Chip) -> Iterator[PairKernel]:
     """The kernels with dropout that fit a chip."""
-    for shaped in every_shaped_backward_kernel(chip):
-        if isinstance(shaped, PairKernel) and not shaped.bias:
-            kernel = replace(shaped, drops=True)
-            yield kernel
-            if not kernel.keys and kernel.mask in (kernel.dtype, "float32") and has_bias_with_dropout(kernel):
-                yield kernel.of_bias()
+    kernels = [kernel for kernel in every_shaped_backward_kernel(chip) if isinstance(kernel, PairKernel)]
+    for of, shaped in itertools.product(kernels, (True, False)):
+        if of.bias or (not shaped and of.head_dim > PADDED_HEAD_DIMS[-1]):
+            continue
+        kinds = {"keys": of.keys, "vector": of.vector, "shaped": shaped}
+        kernel = dropping_pair_kernel(pair_kernel(chip, of.dtype, of.head_dim, mask=of.mask, **kinds))
+        yield kernel
+        if not kernel.keys and kernel.mask in (kernel.dtype, "float32") and has_bias_with_dropout(kernel):
+            yield kernel.of_bias()
 
 
 def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | ConvertKernel]:

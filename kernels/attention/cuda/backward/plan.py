@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 
 from kernels.attention.cuda.backward.kernels import (
     HOPPER_KEYS,
@@ -18,6 +18,7 @@ from kernels.attention.cuda.backward.kernels import (
     PairKernel,
     PrepareKernel,
     Strides,
+    dropping_pair_kernel,
     has_bias_with_dropout,
     pair_kernel,
 )
@@ -229,8 +230,9 @@ class PairBackward:
         f = problem.forward
         mask, chip = f.mask.dtype if f.mask else None, self.machine.chip
         size = wide_padded(max(f.head_dim, f.width))
-        kernel = pair_kernel(chip, f.dtype, size, keys=keys, vector=problem.is_vector, mask=mask, shaped=f.is_shaped)
-        kernel = replace(kernel, drops=f.dropout is not None)
+        kinds = {"keys": keys, "vector": problem.is_vector, "shaped": f.needs_shaping}
+        kernel = pair_kernel(chip, f.dtype, size, mask=mask, **kinds)
+        kernel = dropping_pair_kernel(kernel) if f.dropout is not None else kernel
         if size > WIDEST_PAIR or kernel.shared_bytes > chip.shared_bytes_per_block:
             wanted = f"gradients with head dimensions {f.head_dim} of K and {f.width} of V"
             raise Unsupported(f"{wanted} need more shared memory than a block on {chip.name} chips has")
@@ -268,14 +270,16 @@ class PairBackward:
         check_kind(f, self.machine)
         parameters, first = self.numbers(problem, buffers)
         steps = [first]
-        for keys, heads, length in ((True, f.kv_heads, f.seq_k), (False, f.heads, f.seq_q)):
+        widest = max(f.head_dim, f.width)
+        passes = ((True, f.kv_heads, f.seq_k, widest), (False, f.heads, f.seq_q, f.head_dim))
+        for keys, heads, length, width in passes:
             kernel, kernel_parameters = self.kernel(problem, keys=keys), with_dropout(copy_parameters(parameters), f)
             tiles = -(-length // kernel.rows)
             kernel_parameters.tiles = Divisor.of(tiles)
             blocks = f.batch * heads * tiles
             if blocks > MAX_BLOCKS:
                 raise Unsupported(f"{blocks} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
-            steps.append(Step(kernel, (blocks, kernel.head_dim // kernel.out_columns, 1), (kernel_parameters,)))
+            steps.append(Step(kernel, (blocks, -(-width // kernel.out_columns), 1), (kernel_parameters,)))
         return steps
 
 

@@ -175,19 +175,24 @@ class Problem:
 
     @property
     def shapes_scores(self) -> bool:
-        """Whether scores are capped or fall with the distance, or weights are dropped."""
-        return bool(self.softcap or self.slopes or self.dropout)
+        """Whether scores are capped or fall with the distance."""
+        return bool(self.softcap or self.slopes)
 
     @property
-    def is_shaped(self) -> bool:
+    def needs_shaping(self) -> bool:
         """Whether it shapes scores, or K's and V's widths are ones that only the kernels that shape scores and some of
         Hopper's have."""
         return self.shapes_scores or self.width != self.head_dim or self.head_dim > MAX_HEAD_DIM
 
     @property
+    def is_shaped(self) -> bool:
+        """Whether it needs shaping, or weights are dropped."""
+        return self.needs_shaping or self.dropout is not None
+
+    @property
     def is_dense(self) -> bool:
-        """Whether it has no window, mask, lengths, pages, shaped scores or odd scale; widths may be any."""
-        features = (self.window_offset, self.mask, self.lengths, self.pages, self.float8)
+        """Whether it has no window, mask, lengths, pages, shaped scores, dropout or odd scale; widths may be any."""
+        features = (self.window_offset, self.mask, self.lengths, self.pages, self.float8, self.dropout)
         return self.sign == 1 and not self.shapes_scores and all(feature is None for feature in features)
 
     @property

@@ -28,7 +28,7 @@ struct Config {
   // Whether scores may be capped or fall with the distance, and V has a width of its own. A block then computes OUT columns of
   // the output; the grid's z says which.
   static constexpr bool SHAPED = SHAPED_;
-  static constexpr bool DROPS = DROPS_;  // whether it has dropout; its scores are shaped too
+  static constexpr bool DROPS = DROPS_;  // whether it has dropout
   static constexpr bool GENERAL = !Same<Mask, Plain>::value;
   // Whether it has registers to compute one row tile after the other, which is needed if sequences are longer than the host was
   // told.

@@ -67,7 +67,7 @@ class GeneralKernel:
     shaped: int = 0
     """The columns of the output that a block computes, where scores are shaped; else 0."""
     drops: bool = False
-    """It has dropout; its scores are shaped too."""
+    """It has dropout."""
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class GeneralKernel:
         numbers = ", ".join(map(str, (self.head_dim, t.rows, t.keys, t.warps, t.stages)))
         flags = ", ".join(str(flag).lower() for flag in (t.q_in_registers, True, self.vector))
         config = f"{C_TYPE[self.dtype]}, {numbers}, {flags}, {MASK_TYPES[self.mask]}"
-        config += f", {self.shaped}, true" if self.shaped else ""
+        config += f", {self.shaped}, true" if self.shaped else f", {self.head_dim}, false" if self.drops else ""
         config += ", true" if self.drops else ""
         call = f"attention_general<Config<{config}>>(p)"
         return entry_point(self.name, self.threads, call, drops=self.drops, blocks=1 if self.drops else None)
@@ -143,6 +143,8 @@ WIDE_TILES = {512: Tile(64, 16, 4, 1, False), 576: Tile(144, 16, 9, 1, False)}
 """In the second a row is 72 chunks, which nine warps copy four rows of at a time."""
 NINE_WARPS_OUT = 192
 """The columns for which nine warps have registers."""
+WIDEST_DROPPING = 128
+"""The widest heads for which kernels with dropout have registers for all columns at once."""
 DROPPING_OUT = {256: 128}
 """The columns for which kernels with dropout have registers, by padded head dimension, if not for all."""
 
@@ -161,8 +163,11 @@ def shaped_kernel(chip: Chip, dtype: str, dims: tuple[int, int], *, vector: bool
     return kernel
 
 
-def dropping_kernel(kernel: GeneralKernel) -> GeneralKernel:
-    """Return the kernel with dropout, which has registers for fewer columns of heads of 256."""
+def dropping_kernel(kernel: GeneralKernel, *, shaping: bool) -> GeneralKernel:
+    """Return the kernel with dropout, which has registers for fewer columns of heads of 256. Without `shaping` it does
+    not shape scores, for heads of at most 128."""
+    if not shaping and kernel.head_dim <= WIDEST_DROPPING:
+        return replace(kernel, drops=True, shaped=0)
     return replace(kernel, drops=True, shaped=min(kernel.shaped, DROPPING_OUT.get(kernel.head_dim, kernel.shaped)))
 
 
@@ -177,8 +182,9 @@ def every_shaped_kernel(chip: Chip) -> Iterator[GeneralKernel]:
 
 def every_dropping_kernel(chip: Chip) -> Iterator[GeneralKernel]:
     """Yield the kernels with dropout, for the usual widths that fit the chip."""
-    made = (dropping_kernel(kernel) for kernel in every_shaped_kernel(chip) if kernel.mask != PAGED)
-    yield from dict.fromkeys(made)
+    kernels = [kernel for kernel in every_shaped_kernel(chip) if kernel.mask != PAGED]
+    pairs = itertools.product(kernels, (True, False))
+    yield from dict.fromkeys(dropping_kernel(kernel, shaping=shaping) for kernel, shaping in pairs)
 
 
 def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
@@ -204,7 +210,7 @@ def kernel_for(problem: Problem, tile: Tile | None, chip: Chip) -> GeneralKernel
     if tile is None:
         dims = problem.head_dim, problem.width
         kernel = shaped_kernel(chip, problem.dtype, dims, vector=problem.is_vector, mask=mask)
-        return dropping_kernel(kernel) if problem.dropout else kernel
+        return dropping_kernel(kernel, shaping=problem.needs_shaping) if problem.dropout else kernel
     return GeneralKernel(problem.dtype, padded_head_dim(problem.head_dim), problem.is_vector, mask, tile)
 
 

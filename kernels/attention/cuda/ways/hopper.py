@@ -79,7 +79,7 @@ def hopper_refusal(problem: Problem, machine: Machine) -> str | None:
         return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
     if problem.sign != 1:
         return "the scale must be positive"
-    if problem.shapes_scores:
+    if problem.shapes_scores or problem.dropout:
         return "softcap, slopes and dropout are not supported"
     if problem.pages is not None and not follows_pages(problem):
         return (

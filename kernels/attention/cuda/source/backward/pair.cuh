@@ -88,21 +88,29 @@ struct PairBlock {
     const u32 least = dropout_of(p).least;
     const int head_of_all = e.batch * (int)p.heads.divisor + head;
     u32 kept_bits = 0, words[4];
+    if constexpr (C::KEYS) {
+      // Rows are keys. Of the four keys of a call a lane has two, of either column; the lane four further has the others. So each
+      // computes a call for one column, and they exchange bits. Word 2 r + x is in the place of row r and column x.
+      const int odd = lane >> 2 & 1;
 #pragma unroll
-    for (int j = 0; j < C::NS; j += C::KEYS ? 1 : 2)
+      for (int j = 0; j < C::NS; j++) {
+        dropout_words(words, key, row0 + warp_row + (lane >> 3) * 2, column0 + j * 8 + 2 * (lane & 3) + odd, head_of_all);
 #pragma unroll
-      for (int x = 0; x < 2; x++) {
-        // x is a column where rows are keys, of which a lane has two of a group of four words; else a row, with all four.
-        if constexpr (C::KEYS) {
-          dropout_words(words, key, row0 + warp_row + (lane >> 3) * 2, column0 + j * 8 + 2 * (lane & 3) + x, head_of_all);
+        for (int i = 0; i < 4; i++) kept_bits |= (u32)(words[i] >= least) << (j * 4 + i);
+      }
+      constexpr u32 FIRST = 0x55555555u;
+      const u32 of_other = odd ? (kept_bits & FIRST) << 1 : kept_bits >> 1 & FIRST;
+      kept_bits = (kept_bits & (odd ? ~FIRST : FIRST)) | (u32)shuffle((int)of_other, lane ^ 4);
+    } else {
 #pragma unroll
-          for (int r = 0; r < 2; r++) kept_bits |= (u32)((lane & 4 ? words[2 * r + 1] : words[2 * r]) >= least) << (j * 4 + 2 * r + x);
-        } else {
+      for (int j = 0; j < C::NS; j += 2)
+#pragma unroll
+        for (int x = 0; x < 2; x++) {  // a row, whose four keys of a call a lane has
           dropout_words(words, key, column0 + j * 8 + 2 * (lane & 3), row0 + warp_row + x * 8 + (lane >> 2), head_of_all);
 #pragma unroll
           for (int i = 0; i < 4; i++) kept_bits |= (u32)(words[i] >= least) << ((j + i / 2) * 4 + 2 * x + i % 2);
         }
-      }
+    }
 #pragma unroll
     for (int i = 0; i < C::NS * 4; i++) slope[i / 4][i % 4] = kept_bits >> i & 1 ? slope[i / 4][i % 4] * dropout_of(p).keep_scale : 0.0f;
     return kept_bits;
