@@ -61,7 +61,7 @@ def only_match(text: str, names: Sequence[str], what: str, hint: str) -> str:
         raise NotFound(f"{what} not found: {text}", hint=hint)
     if len(matches) > 1:
         listed = f"{count(len(matches), what)}: {', '.join(sorted(matches)[-5:])}"
-        raise ConfigError(f"{text} is ambiguous: it matches {listed}", hint="give a longer part of its name")
+        raise ConfigError(f"{text} is ambiguous: it matches {listed}", hint="give a longer part of the id")
     return matches[0]
 
 

@@ -99,12 +99,7 @@ def load_config(
             raise ConfigError(unknown_gpu_message(gpu), hint="choose one of them with --gpu")
     if path.is_file() and path.suffix.lower() in OTHER_KINDS:
         raise ConfigError(f"{path}: {OTHER_KINDS[path.suffix.lower()]}", hint=HINT)
-    try:
-        with path.open("rb") as file:
-            text = read_text(file)
-    except (OSError, ValueError) as exc:
-        hint = "`bench config show l4` prints a configuration to begin with; or use --gpu"
-        raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint=hint) from exc
+    text = read_file(path, "`bench config show l4` prints a configuration to begin with; or use --gpu")
     grids = _grids((configs / "grids.yaml").read_text(encoding="utf-8"))
     overrides = (*_from_settings(text, defaults, own=options.path is not None), *options.every_override)
     if options.path is not None and options.gpu:
@@ -118,6 +113,15 @@ def load_config(
         )
         return load.select_cases(config, read_workload_spec), path.stem
     return (baseline_only(config) if options.baseline_only else config), path.stem
+
+
+def read_file(path: Path, hint: str) -> str:
+    """The text of a file in YAML. Raises `ConfigError`."""
+    try:
+        with path.open("rb") as file:
+            return read_text(file)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {os_error_text(exc)}", hint=hint) from exc
 
 
 def brings_modules(config: Config) -> bool:

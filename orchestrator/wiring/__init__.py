@@ -143,15 +143,12 @@ def load_chosen_config(options: LaunchOptions, own: Settings | None = None) -> t
 
 def load_weather(path: Path) -> Any:
     """The weather in a file, fit for an embedded cloud. Raises `ConfigError`."""
-    from orchestrator.core import text, yamltext
+    from orchestrator.core import yamltext
     from orchestrator.embedded.weather import parse_weather
+    from orchestrator.runs.planning import read_file
 
     hint = "`bench docs embedded-cloud` has examples"
-    try:
-        with path.open("rb") as file:
-            document = yamltext.read_yaml(text.read_text(file))
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {text.os_error_text(exc)}", hint=hint) from exc
+    document = yamltext.read_yaml(read_file(path, hint))
     for line, key, what in document.problems:
         raise ConfigError(f"{path}:{line}: {key + ': ' if key else ''}{what}", hint=hint)
     weather = document.data or {"faults": []}

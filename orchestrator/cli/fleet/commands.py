@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -40,11 +40,11 @@ from orchestrator.core.fleet.slurm import waiting_reason
 from orchestrator.core.fleet.sweep import Sweep, of_flags, parse_sweep
 from orchestrator.core.ledger.unlisted import parse_dollars
 from orchestrator.core.names import fleet_id
-from orchestrator.core.text import clean_line, count, os_error_text, read_text
+from orchestrator.core.text import clean_line, count
 from orchestrator.runs.fleet.follow import FleetSighting, Follower
 from orchestrator.runs.fleet.hold import Purse
 from orchestrator.runs.fleet.planning import FleetPlan
-from orchestrator.runs.planning import LaunchOptions
+from orchestrator.runs.planning import LaunchOptions, read_file
 from orchestrator.store.fleets import FleetRecord, list_fleets
 from orchestrator.wiring import Wiring
 from orchestrator.wiring.schedulers import ENGINES, check_cluster
@@ -162,17 +162,9 @@ class SweepOptions:
     @property
     def fields(self) -> dict[str, object]:
         """The fields of a sweep that were given."""
-        given = {
-            "config": self.config,
-            "engine": self.engine,
-            "cap_usd": self.cap,
-            "parallel": self.parallel,
-            "repeats": self.repeats,
-            "cases_per_child": self.cases_per_child,
-            "wall_minutes": self.wall_minutes,
-            "hosts": self.host,
-        }
-        return {key: value for key, value in given.items() if value}
+        names = {"cap": "cap_usd", "host": "hosts"}
+        given = {key: value for key, value in asdict(self).items() if value and key not in ("sweep", "gpu", "set_")}
+        return {names.get(key, key): value for key, value in given.items()}
 
     def asked(self) -> Sweep:
         """Raises `ConfigError`."""
@@ -183,12 +175,7 @@ class SweepOptions:
             return of_flags(self.gpu, self.set_ or (), self.fields)
         if self.gpu or self.set_:
             raise ConfigError("give either a sweep file or --gpu and --set, not both", hint=f"write the axes in {file}")
-        try:
-            with file.open("rb") as opened:
-                text = read_text(opened)
-        except (OSError, ValueError) as exc:
-            hint = "`bench docs fleets` has an example of a sweep"
-            raise ConfigError(f"cannot read {file}: {os_error_text(exc)}", hint=hint) from exc
+        text = read_file(file, "`bench docs fleets` has an example of a sweep")
         return parse_sweep(text, source=str(file), overrides=self.fields)
 
 
