@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
-from typing import Final, Literal, get_args
+from decimal import Decimal
+from functools import cache
+from typing import Annotated, Final, Literal, get_args
 
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from orchestrator.core.bounds import Count, Name, Usd
 from orchestrator.core.fleet.sweep import Child
 from orchestrator.core.text import clean_line, count, to_ascii
 
@@ -31,20 +35,20 @@ ATTEMPTS: Final = 12
 class ChildLine:
     """The state of one child as one line."""
 
-    child: int
+    child: Count
     state: State = "waiting"
-    attempt: int = 0
-    machine: str = ""
-    cases_done: int = 0
-    cases_total: int = 0
-    usd: Decimal = Decimal(0)
+    attempt: Count = 0
+    machine: Name = ""
+    cases_done: Count = 0
+    cases_total: Count = 0
+    usd: Usd = Decimal(0)
     """What its machines have cost so far, all attempts together."""
-    seconds: int = 0
+    seconds: Count = 0
     """The time from its first machine's start to its last report."""
-    reason: str = ""
-    failed_on: tuple[str, ...] = ()
+    reason: Annotated[str, AfterValidator(lambda text: clean_line(text, REASON))] = ""
+    failed_on: tuple[Name, ...] = ()
     """The machines on which it failed, each once."""
-    device: str = ""
+    device: Name = ""
 
     @property
     def over(self) -> bool:
@@ -70,31 +74,18 @@ def encode_line(line: ChildLine) -> dict[str, str]:
 
 def decode_line(metadata: Mapping[str, str]) -> ChildLine | None:
     """The line in `metadata`; None if it is not valid. Its texts are bounded and made harmless."""
-    state = metadata.get("state", "")
     done, _, total = metadata.get("cases", "0/0").partition("/")
+    failed_on = [name for name in metadata.get("failed-on", "").split(",") if name]
+    read = {**metadata, "cases_done": done, "cases_total": total, "failed_on": failed_on}
     try:
-        usd = Decimal(metadata.get("usd", "0"))
-        fields = (metadata.get("child", ""), metadata.get("attempt", "0"), done, total, metadata.get("seconds", "0"))
-        numbers = [int(text) for text in fields]
-    except (ValueError, InvalidOperation):
+        return _line_reader().validate_python(read)
+    except ValidationError:
         return None
-    known_state = next((one for one in STATES if one == state), None)
-    if known_state is None or any(not 0 <= number < 10**9 for number in numbers) or not usd.is_finite() or usd < 0:
-        return None
-    names = tuple(clean_line(name, 100) for name in metadata.get("failed-on", "").split(",") if name)
-    return ChildLine(
-        child=numbers[0],
-        state=known_state,
-        attempt=numbers[1],
-        machine=clean_line(metadata.get("machine", ""), 100),
-        cases_done=numbers[2],
-        cases_total=numbers[3],
-        usd=usd,
-        seconds=numbers[4],
-        reason=clean_line(metadata.get("reason", ""), REASON),
-        failed_on=names,
-        device=clean_line(metadata.get("device", ""), 100),
-    )
+
+
+@cache
+def _line_reader() -> TypeAdapter[ChildLine]:
+    return TypeAdapter(ChildLine)
 
 
 MEASURED: Final = frozenset(("wrong", "stored"))

@@ -9,61 +9,78 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from statistics import median
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from orchestrator.core.bounds import Count, Moment, Usd
+from orchestrator.core.bounds import Count, Moment, Name, Usd
 from orchestrator.core.market.pricing import round_up
 from orchestrator.core.naming import is_prepared
 from orchestrator.core.run.diagnose import remedy_for
 from orchestrator.core.run.events import Fact
 from orchestrator.core.run.state import OUTCOMES, VM_PHASES, MachineReport, Run, Vm
-from orchestrator.core.text import NAME, SCHEMA, clean_line, clean_name, count, to_ascii
+from orchestrator.core.text import NAME, SCHEMA, clean_line, count, to_ascii
 
 DETAIL: Final = 400
 FIELD: Final = 250
 """The most characters of a field. All fields together must fit into an object's metadata."""
 
 
+def _valid_as(kind: Any) -> AfterValidator:
+    """That a text is valid as `kind`. The value stays text."""
+    inner: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def check(text: str) -> str:
+        inner.validate_python(text)
+        return text
+
+    return AfterValidator(check)
+
+
+Words = Annotated[str, AfterValidator(clean_line)]
+UsdText = Annotated[str, _valid_as(Usd)]
+TimeText = Annotated[str, _valid_as(Moment)]
+
+
 @dataclass(frozen=True, slots=True)
 class StatusLine:
     """One run in one line. Every field is text or a number that can be stored in object metadata and read back."""
 
-    run_id: str
-    phase: str
-    vm_phase: str = ""
-    gpu: str = ""
-    mode: str = ""
-    user: str = ""
-    device: str = ""
-    created_at: str = ""
-    updated_at: str = ""
-    seconds: int = 0
-    cost_usd: str = "0"
-    ceiling_usd: str = "0"
-    cases_done: int = 0
-    cases_total: int = 0
-    attempts: int = 0
-    vm: str = ""
+    run_id: Words
+    phase: Words
+    vm_phase: Words = ""
+    gpu: Words = ""
+    mode: Words = ""
+    user: Words = ""
+    device: Name = ""
+    created_at: TimeText = ""
+    updated_at: TimeText = ""
+    seconds: Count = 0
+    cost_usd: UsdText = "0"
+    ceiling_usd: UsdText = "0"
+    cases_done: Count = 0
+    cases_total: Count = 0
+    attempts: Count = 0
+    vm: Words = ""
     """The machine that may exist now, as `zone/name`; empty if none can."""
-    usd_per_hour: str = "0"
-    detail: str = ""
-    cold_start_s: int = 0
+    usd_per_hour: UsdText = "0"
+    detail: Words = ""
+    cold_start_s: Count = 0
     """The seconds from the request for its first machine to its first case; 0 if no case was begun, or it was begun on
     a kept machine."""
-    billed_start_s: int = 0
+    billed_start_s: Count = 0
     """How many of these seconds were paid for."""
-    start_parts: str = ""
+    start_parts: Words = ""
     """The parts of the cold start (`format_parts`)."""
-    paid_s: int = 0
-    measuring_s: int = 0
+    paid_s: Count = 0
+    measuring_s: Count = 0
     """The seconds of machines (`paid_s`), and those in which cases were measured (`measuring_s`)."""
-    config: str = ""
-    image: str = ""
+    config: Words = ""
+    image: Words = ""
     """The image from which its machines boot, without its project."""
-    machine_type: str = ""
+    machine_type: Words = ""
 
     @property
     def over(self) -> bool:
@@ -144,44 +161,20 @@ def encode_status(line: StatusLine) -> dict[str, str]:
     return {key: to_ascii(str(value), limits.get(key, FIELD)) for key, value in asdict(line).items()}
 
 
+@cache
+def _line_reader() -> TypeAdapter[StatusLine]:
+    return TypeAdapter(StatusLine)
+
+
 def decode_status(run_id: str, metadata: Mapping[str, str]) -> StatusLine | None:
     """The line in `metadata`, or None if there is none; then the run's events must be read."""
     if metadata.get("run_id") != run_id or not metadata.get("phase") or metadata.get("schema", "1") != str(SCHEMA):
         return None
     try:
-        values = {
-            key: _KINDS.get(key, _WORDS).validate_python(value)
-            for key, value in metadata.items()
-            if key in StatusLine.__dataclass_fields__
-        }
-        line = StatusLine(**values)
-    except ValueError:  # a ValidationError is one
+        line = _line_reader().validate_python(metadata)
+    except ValidationError:
         return None
     return line if line.created_at else None
-
-
-def _text_of(kind: Any) -> TypeAdapter[Any]:
-    """The type of a text that is valid as `kind`. The value stays text."""
-    inner: TypeAdapter[Any] = TypeAdapter(kind)
-
-    def check(text: str) -> str:
-        inner.validate_python(text)
-        return text
-
-    return TypeAdapter(Annotated[str, AfterValidator(check)])
-
-
-_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[str, AfterValidator(clean_line)])
-_COUNT: Final[TypeAdapter[Any]] = TypeAdapter(Count)
-_KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
-    **dict.fromkeys(
-        ("seconds", "cases_done", "cases_total", "attempts", "cold_start_s", "billed_start_s", "paid_s", "measuring_s"),
-        _COUNT,
-    ),
-    **dict.fromkeys(("cost_usd", "ceiling_usd", "usd_per_hour"), _text_of(Usd)),
-    **dict.fromkeys(("created_at", "updated_at"), _text_of(Moment)),
-    "device": TypeAdapter(Annotated[str, AfterValidator(clean_name)]),
-}
 
 
 def _of_vm(vm: Vm, now: datetime) -> dict[str, object]:
