@@ -36,6 +36,8 @@ STAGED = HopperKernel("bfloat16", 64, False, False, Shape(4, 64, 2, masks=2, sha
 """Its mask comes through shared memory, for two heads at once."""
 BOOLEAN = HopperKernel("float16", 64, False, False, Shape(2, 64, 2, masks=2), "bool")
 """Its mask too, two elements at a time."""
+NARROW = HopperKernel("bfloat16", 192, True, False, Shape(2, 64, 2, ping_pong=True), narrow=128)
+"""Its V is narrower than K."""
 FILES = {
     HopperKernel: (
         ("problem.cuh", "wgmma.cuh"),
@@ -205,6 +207,27 @@ MASK_MUTANTS = (
     Mutant("booleans_read_before_they_are_there", ("one arrival too many", *WRONG), (lines(READ_MASK, 1),), BOOLEAN),
 )
 BOOLEAN_CONTROL = Mutant("booleans_as_they_are", (), (), BOOLEAN)
+NARROW_CONTROL = Mutant("a_narrow_v_as_it_is", (), (), NARROW)
+NARROW_MUTANTS = (
+    Mutant(
+        "a_v_as_wide_as_k_copied",
+        (*OVERWRITTEN, *WRONG, "access outside shared memory"),
+        (("copy_tile<C::VALUE_CHUNKS>(v_tiles", "copy_tile<C::CHUNKS>(v_tiles"),),
+        NARROW,
+    ),
+    Mutant(
+        "stages_of_v_where_those_of_k_would_be",
+        ("access outside shared memory",),
+        (("stage * (C::V_STAGE_BYTES / UNITS)", "stage * (C::K_STAGE_BYTES / UNITS)"),),
+        NARROW,
+    ),
+    Mutant(
+        "v_begins_where_a_narrow_k_would_end",
+        (*READ_EARLY, *OVERWRITTEN, *WRONG),
+        (("v_tiles = k_tiles + C::STAGES * C::K_STAGE_BYTES,", "v_tiles = k_tiles + C::STAGES * C::V_STAGE_BYTES,"),),
+        NARROW,
+    ),
+)
 
 SMALL_CONTROL = Mutant("few_keys_as_it_is", (), (), FEW_KEYS)
 SMALL_MUTANTS = (
@@ -239,7 +262,8 @@ folder = program_with_stub(lambda folder: folder)
 
 @pytest.fixture(scope="module")
 def program(folder: Path) -> HopperProgram:
-    return compile_hopper((CONTROL, MASK_CONTROL, BOOLEAN_CONTROL, *MUTANTS, *MASK_MUTANTS), "HopperParams", folder)
+    controls = (CONTROL, MASK_CONTROL, BOOLEAN_CONTROL, NARROW_CONTROL)
+    return compile_hopper((*controls, *MUTANTS, *MASK_MUTANTS, *NARROW_MUTANTS), "HopperParams", folder)
 
 
 @pytest.fixture(scope="module")
@@ -273,8 +297,11 @@ def complaints(program: HopperProgram, mutant: Mutant, scratch: Path) -> Iterato
             yield f"{schedule.name}: {what}"
 
 
-def test_the_kernel_as_it_is_has_nothing_to_complain_of(program: HopperProgram, tmp_path: Path) -> None:
-    assert list(complaints(program, CONTROL, tmp_path)) == []
+@pytest.mark.parametrize("control", [CONTROL, NARROW_CONTROL], ids=lambda control: control.name)
+def test_the_kernel_as_it_is_has_nothing_to_complain_of(
+    program: HopperProgram, tmp_path: Path, control: Mutant
+) -> None:
+    assert list(complaints(program, control, tmp_path)) == []
 
 
 @pytest.mark.parametrize("control", [MASK_CONTROL, BOOLEAN_CONTROL], ids=lambda control: control.name)
@@ -290,7 +317,7 @@ def test_the_kernel_for_few_keys_as_it_is_has_nothing_to_complain_of(
     assert list(complaints(small_program, SMALL_CONTROL, tmp_path)) == []
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *MASK_MUTANTS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MASK_MUTANTS, *NARROW_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_and_shows_as_what_it_is(program: HopperProgram, tmp_path: Path, mutant: Mutant) -> None:
     assert_found(program, mutant, tmp_path)
 
