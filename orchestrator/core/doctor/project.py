@@ -4,10 +4,12 @@ permissions."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import Any, Final
+from datetime import UTC
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import AfterValidator, Field, ValidationError
+
+from orchestrator.core.bounds import LenientModel, Moment, Name
 from orchestrator.core.doctor.verdicts import (
     LOGIN,
     CheckVerdict,
@@ -25,7 +27,7 @@ from orchestrator.core.rest import Api, RestRequest, list_all_pages, list_entrie
 from orchestrator.core.setup.calls import enabled_request
 from orchestrator.core.setup.plan import APIS, FLEET_APIS, RUN_APIS, bucket_steps
 from orchestrator.core.setup.steps import EnableApis, MakeBucket, describe_step
-from orchestrator.core.text import clean_line, clean_name
+from orchestrator.core.text import clean_line
 
 # The bucket: its location, its settings, and whether this account can use it.
 
@@ -256,21 +258,27 @@ ASSUMPTIONS: Final[Mapping[str, str]] = {
 STATES: Final = ("verified", "refuted", "not seen")
 
 
-@dataclass(frozen=True, slots=True)
-class RehearsalFinding:
-    """What a rehearsal saw of one assumption. `state` is one of `STATES`; `detail` has the figures."""
+class RehearsalFinding(LenientModel):
+    """What a rehearsal saw of one assumption. `detail` has the figures."""
 
-    name: str
-    state: str
-    detail: str
+    name: Name
+    state: Name
+    detail: Annotated[str, AfterValidator(lambda text: clean_line(text, 300))]
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    project: str
-    at: datetime
-    findings: tuple[RehearsalFinding, ...]
-    usd_at_most: str = "0"
+def _known(findings: tuple[RehearsalFinding, ...]) -> tuple[RehearsalFinding, ...]:
+    counted = tuple(one for one in findings if one.name in ASSUMPTIONS and one.state in STATES)
+    if len({one.name for one in counted}) < len(counted):
+        raise ValueError("an assumption is there twice")
+    return counted
+
+
+class Rehearsal(LenientModel):
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    project: Name
+    at: Moment
+    findings: Annotated[tuple[RehearsalFinding, ...], AfterValidator(_known)]
+    usd_at_most: Name = "0"
 
     def of(self, state: str) -> tuple[RehearsalFinding, ...]:
         return tuple(finding for finding in self.findings if finding.state == state)
@@ -280,30 +288,13 @@ class Rehearsal:
         return f"{PREFIX}{self.at.astimezone(UTC):%Y%m%dT%H%M%SZ}.json"
 
 
-def rehearsal_document(rehearsal: Rehearsal) -> dict[str, Any]:
-    findings = [asdict(finding) for finding in rehearsal.findings]
-    when = rehearsal.at.astimezone(UTC).isoformat(timespec="seconds")
-    cost = {"usd_at_most": rehearsal.usd_at_most}
-    return {"schema": 1, "project": rehearsal.project, "at": when, **cost, "findings": findings}
-
-
 def read_rehearsal(found: Mapping[str, Any]) -> Rehearsal | None:
     """The rehearsal in a document, or None if the document is not valid: anybody who may write to the bucket may have
     written it."""
     try:
-        at = datetime.fromisoformat(found["at"])
-        findings = tuple(
-            RehearsalFinding(one["name"], one["state"], clean_line(str(one["detail"]), 300))
-            for one in found["findings"]
-            if one["name"] in ASSUMPTIONS and one["state"] in STATES
-        )
-        valid = found["schema"] == 1 and at.tzinfo is not None and len({one.name for one in findings}) == len(findings)
-        rehearsal = Rehearsal(
-            clean_name(str(found["project"])), at, findings, clean_name(str(found.get("usd_at_most", "0")))
-        )
-    except (KeyError, TypeError, ValueError):
+        return Rehearsal.model_validate(found)
+    except ValidationError:
         return None
-    return rehearsal if valid else None
 
 
 def rehearsal_command(project: str) -> str:

@@ -6,21 +6,20 @@ so that a listing of kept machines can begin after them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from orchestrator.core.bounds import LenientModel
+from orchestrator.core.bounds import LenientModel, Name
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.fleet.jobs import ChildSeen, ChildState, JobSpec, JobStatus
 from orchestrator.core.fleet.state import ATTEMPTS
 from orchestrator.core.market.catalog import find_gpu
-from orchestrator.core.text import clean_line
+from orchestrator.core.text import clean_line, parse_unversioned
 
 PREFIX: Final = "machines/batch/"
 CHECK_PREFIX: Final = "batch-check/"
@@ -149,29 +148,24 @@ def run_seconds(job: JobSpec, now: datetime) -> int:
 # Objects that machines store
 
 
-@dataclass(frozen=True, slots=True)
-class ChildCost:
+class ChildCost(LenientModel):
     """How one attempt of a child ended, and how many seconds its machine worked on it."""
 
     index: int
     attempt: int
-    machine: str
-    seconds: float
-    exit_code: int
+    machine: Name = ""
+    seconds: Annotated[float, Field(strict=True, ge=0, le=MOST_RUN_S)]
+    exit_code: Annotated[int, Field(strict=True, ge=-255, le=65535)]
 
 
 def parse_cost(name: str, data: bytes) -> ChildCost | None:
     """The cost in the object `name`; None if it is not valid. Only the name says which child it belongs to."""
     place = index_and_attempt(name)
+    if place is None:
+        return None
     try:
-        document = json.loads(data)
-        seconds, code = document["seconds"], document["exit_code"]
-        if place is None or isinstance(seconds, bool) or not isinstance(seconds, int | float) or type(code) is not int:
-            return None
-        if not 0 <= seconds <= MOST_RUN_S or not -255 <= code <= 65535:
-            return None
-        return ChildCost(*place, clean_line(str(document.get("machine", "")), 100), float(seconds), code)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ChildCost.model_validate(parse_unversioned(data) | {"index": place[0], "attempt": place[1]})
+    except ValueError:  # a ValidationError is one
         return None
 
 

@@ -254,15 +254,15 @@ def looked(place: Place, look: Look, names: tuple[str, ...]) -> list[RehearsalFi
     findings = []
     for name in names:
         if name in seen:
-            findings.append(RehearsalFinding(name, "verified", seen[name]))
+            findings.append(RehearsalFinding(name=name, state="verified", detail=seen[name]))
         elif wrong and (
             wrong.startswith(f"{name}: ")
             or (not any(wrong.startswith(f"{other}: ") for other in names) and name == names[0])
         ):
-            findings.append(RehearsalFinding(name, "refuted", wrong.removeprefix(f"{name}: ")))
+            findings.append(RehearsalFinding(name=name, state="refuted", detail=wrong.removeprefix(f"{name}: ")))
         else:
             because = place.unlike_google.get(name) or why or wrong or UNSEEN.get(name, "it could not be provoked")
-            findings.append(RehearsalFinding(name, "not seen", because))
+            findings.append(RehearsalFinding(name=name, state="not seen", detail=because))
     return findings
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from orchestrator.core.doctor.project import Rehearsal, RehearsalFinding, rehearsal_document
+from orchestrator.core.doctor.project import Rehearsal, RehearsalFinding
 from tests.integration.live.assumptions import LOOKS, Look, looked
 from tests.integration.live.place import Place
 
@@ -28,7 +27,7 @@ def rehearse(
     finally:
         place.clean()
         cost = place.settle()
-    made = Rehearsal(place.project, place.clock.now(), tuple(findings), str(cost))
-    place.bucket.create(made.object, json.dumps(rehearsal_document(made), indent=1).encode())
+    made = Rehearsal(project=place.project, at=place.clock.now(), findings=tuple(findings), usd_at_most=str(cost))
+    place.bucket.create(made.object, made.dump())
     say(f"at most ${cost} spent; gs://{place.bucket.name}/{made.object} has the verdict, and `bench doctor` shows it")
     return made

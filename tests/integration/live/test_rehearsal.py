@@ -23,7 +23,6 @@ from orchestrator.core.doctor.project import (
     Rehearsal,
     judge_rehearsal,
     read_rehearsal,
-    rehearsal_document,
 )
 from orchestrator.core.doctor.project import check_rehearsal as check
 from orchestrator.core.doctor.verdicts import CheckLevel, Subject
@@ -272,8 +271,8 @@ def change(**other: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 )  # fmt: skip
 def test_a_verdict_that_is_none_or_of_another_project_verifies_nothing(spoilt: Callable[..., Any], home: Path) -> None:
     with stage(home) as (cloud, place):
-        made = Rehearsal(cloud.project, place.clock.now(), ())
-        place.bucket.create(made.object, json.dumps(spoilt(rehearsal_document(made))).encode())
+        made = Rehearsal(project=cloud.project, at=place.clock.now(), findings=())
+        place.bucket.create(made.object, json.dumps(spoilt(json.loads(made.dump()))).encode())
         assert "never verified" in told(cloud, place)[1]
 
 
