@@ -27,6 +27,7 @@ gc.set_threshold(100_000, 50, 100)
 LEAKS = ("BENCH_", "GOOGLE_", "GCE_METADATA", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "NO_COLOR", "FORCE_COLOR")
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("unit", "integration", "kernels", "search")
+BEGUN_FIRST = ("test_packaging.py", "test_waiting.py")
 REACHED: list[str] = []
 """Addresses outside loopback that something tried to connect to."""
 
@@ -84,11 +85,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier: the directory below tests/ that it is in."""
+    """Mark each test with its tier: the directory below tests/ that it is in. Long files whose names come last begin
+    first: else one worker is at them when all others have ended."""
     for item in items:
         tier = item.path.relative_to(ROOT / "tests").parts[0]
         if tier in TIERS:
             item.add_marker(tier)
+    items.sort(key=lambda item: item.path.name not in BEGUN_FIRST)
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,7 @@ from orchestrator.cli.app import COMMANDS, app
 from orchestrator.cli.lazy import load
 from tests.integration.cli.conftest import Bench, at_home
 from tests.integration.documents.written_commands import ROOT, Written, commands_of, pages, said_by_the_program
+from tests.support.torch_forks import TorchForks
 
 EVERY = [one for path in pages() for one in commands_of(path)]
 OURS = sorted({one.text: one for one in (*said_by_the_program(), *EVERY) if one.words[0] == "bench"}.items())
@@ -211,18 +212,36 @@ def test_no_page_and_no_message_installs_what_nobody_has_published() -> None:
     assert wrong == []
 
 
+FORKED = """#!{python}
+import os, socket, sys, types
+sys.path.insert(0, "{root}")
+from tests.support.torch_forks import Fork
+server = types.SimpleNamespace(control=socket.socket(fileno={control}))
+assert sys.argv[1] == "-m"
+fork = Fork(server, sys.argv[2], sys.argv[3:], dict(cwd=os.getcwd(), environ=dict(os.environ)), sys.stderr)
+sys.stdout.write(fork.stdout.read())
+sys.exit(fork.wait())
+"""
+"""A `python3` whose `-m MODULE` is a fork."""
+
+
 def test_the_harness_runs_by_hand_as_its_page_says(tmp_path: Path) -> None:
     text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
     for long, short in (('"repeats": 50', '"repeats": 5'), ('"warmup": "steady"', '"warmup": 1, "threads": 1')):
         assert long in block
         block = block.replace(long, short)
-    python = tmp_path / "bin"
-    python.mkdir()
-    (python / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (python / "python3").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    forks = TorchForks()  # each step is a process of its own, and would import torch
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(FORKED.format(python=sys.executable, root=ROOT, control=forks.control.fileno()))
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    with forks.control as control:
+        done = subprocess.run(
+            ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            pass_fds=[control.fileno()],
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert list(tmp_path.glob("out/cases/*.csv")) or list(tmp_path.glob("out/*.csv"))
 
