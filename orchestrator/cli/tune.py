@@ -116,6 +116,7 @@ def _document(made: Tuning, session: str, applied: Values, remembered: Values = 
 def read_file(choice: ChoiceParam) -> tuple[Path, str, TuneSpace]:
     """The file to tune, its text, and the parameters that it declares. Raises `ConfigError`."""
     path = own_file(choice, "tune")
+    path = path / f"{path.resolve().name}.py" if path.is_dir() else path
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"bench tune needs one Python file, not {path}", hint="`bench docs sessions` has an example")
     source = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`bench tune` on this machine: the winner is applied and remembered, and the bucket cannot write anything else."""
+"""`bench tune` on this machine, of a file or its folder: the winner is applied and remembered, and the bucket cannot write anything else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ QUICK = ("measure.repeats=12", "measure.warmup=1", "measure.cache=warm", f"host.
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "twice.py"
+    path = tmp_path / "twice" / "twice.py"
+    path.parent.mkdir()
     path.write_text(WORKLOAD.partition("def kernel_sum")[0].rstrip() + TUNED)
     monkeypatch.setenv("BENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # the lock of this machine as a host is there
@@ -55,7 +56,7 @@ def tune(file: Path, *options: str) -> tuple[int, Any]:
 
 def test_a_winner_is_applied_and_remembered_and_other_values_are_refused(file: Path) -> None:
     before = file.read_text()
-    code, document = tune(file, "--strategy", "exhaustive", "--apply")
+    code, document = tune(file.parent, "--strategy", "exhaustive", "--apply")  # the file of the folder's name
     TypeAdapter(SHAPES["tune"]).validate_python(document)
     assert (code, document["tried"], document["left_out"]) == (0, 4, 2)
     assert document["winner"]["values"] == document["applied"] == {"work": 1, "extra": 0}
