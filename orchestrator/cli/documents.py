@@ -7,7 +7,7 @@ is asked for (`terminal.documents`)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -443,7 +443,9 @@ class VersionDocument(OutputDocument):
     kernel: str
     baseline: str
     time_us: float | None
-    ratio: Annotated[dict[str, float] | None, BeforeValidator(lambda interval: interval and asdict(interval))]
+    ratio: Annotated[
+        dict[str, float] | None, BeforeValidator(lambda ratio: asdict(ratio) if is_dataclass(ratio) else ratio)
+    ]
     reason: str
     seconds: float
     faults: dict[str, str]
@@ -457,7 +459,9 @@ class RankDocument(VersionDocument):
     improves: bool
 
 
-def _ranked(rank: Any) -> RankDocument:
+def _ranked(rank: Any) -> Any:
+    if isinstance(rank, dict):
+        return rank
     return RankDocument.of(rank.line, schema=1, ranks=(rank.first, rank.last), improves=rank.improves)
 
 

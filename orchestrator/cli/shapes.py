@@ -42,7 +42,10 @@ class Document(BaseModel):
 
     @classmethod
     def of(cls, source: object, **given: Any) -> Self:
-        """The document of an object: each field that must be there and is not given is an attribute of it."""
+        """The document of an object: each field that must be there and is not given is an attribute of it. A mapping is
+        a document that was printed before."""
+        if isinstance(source, dict):
+            return cls.model_validate(source)
         for name, field in cls.model_fields.items():
             if (key := field.alias or name) not in given and field.is_required():
                 path = next((one.path for one in field.metadata if isinstance(one, Attribute)), name)
