@@ -49,7 +49,7 @@ class Posed:
     def problem(self, gradients: Three) -> BackwardProblem:
         place = tensor_layout if self.options.longest is None else packed_layout
         where: list[Layout] = [place(x, "a gradient") for x in (self.dout, *gradients)]
-        scale = self.options.scale if self.options.scale is not None else 1.0 / math.sqrt(self.out.shape[-1])
+        scale = self.options.scale if self.options.scale is not None else self.tensors["q"].shape[-1] ** -0.5
         forward = problem_for(self.tensors, self.out, self.options)
         dlse = 0 if self.dlse is None else self.dlse.data_ptr()
         return BackwardProblem(forward, Gradients(*where), scale, self.lse.data_ptr(), dlse)
@@ -110,14 +110,16 @@ def pose(
     mask: torch.Tensor | None = None,
     with_dlse: bool = False,
     seed: int = 0,
+    value_dim: int = 0,
 ) -> Posed:
-    """Random tensors, laid out as [B, S, H, D]."""
+    """Random tensors, laid out as [B, S, H, D]; V is as wide as K, or as `value_dim`."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(rows: int, count: int) -> torch.Tensor:
-        return torch.randn(batch, rows, count, head_dim, generator=generator).to(dtype).transpose(1, 2)
+    def draw(rows: int, count: int, width: int = value_dim or head_dim) -> torch.Tensor:
+        return torch.randn(batch, rows, count, width, generator=generator).to(dtype).transpose(1, 2)
 
-    q, k, v, dout = draw(seq_q, heads), draw(seq_k, kv_heads), draw(seq_k, kv_heads), draw(seq_q, heads)
+    q, k = draw(seq_q, heads, head_dim), draw(seq_k, kv_heads, head_dim)
+    v, dout = draw(seq_k, kv_heads), draw(seq_q, heads)
     tensors, bias, seen = {"q": q, "k": k, "v": v}, None, seen_of(seq_q, seq_k, options)
     if mask is not None:
         tensors["mask"] = mask

@@ -20,7 +20,7 @@ from kernels.attention.cuda.backward.kernels import PrepareKernel
 from kernels.attention.cuda.backward.turing import TuringShape
 from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.variants import CHIPS, SOURCE, Entry
+from kernels.attention.cuda.plan.variants import CHIPS, SOURCE, Entry, padded_head_dim
 from tests.kernels.cuda.backward_runner import (
     RELATIVE,
     Posed,
@@ -113,6 +113,34 @@ def test_all_three_gradients_are_as_close_to_float64_as_the_element_type_allows(
 ) -> None:
     options = Options(True, alignment="bottom-right")
     family.check(programs(family), family.pose(size, 2, 2, 1, 201, 266, options=options), shape, tmp_path, **how)
+
+
+UNEVEN = (
+    (256, 0, (192, 128)),
+    (256, 1, (136, 40)),
+    (256, 2, (64, 200)),
+    (128, 0, (40, 128)),
+    (128, 1, (128, 64)),
+    (64, 1, (40, 8)),
+)
+"""Padded head dimensions, the number of a shape, and the widths of K and V."""
+
+
+@pytest.mark.parametrize("arch", [800, 900])
+def test_k_and_v_of_two_widths_have_the_right_gradients(tmp_path: Path, arch: int) -> None:
+    kernels = [
+        (size, SummingKernel("float16", size, ampere.SHAPES[size][at], padded_head_dim(dims[1])), dims)
+        for size, at, dims in UNEVEN
+    ]
+    entries: list[Entry] = [kernel for _, kernel, _ in kernels]
+    entries += [AmpereConvertKernel("float16", size, kernel.shape) for size, kernel, _ in kernels]
+    entries += [PrepareKernel("float16", size, True, True) for size in ampere.SHAPES]
+    program = compile_backward(list({entry.name: entry for entry in entries}.values()), arch, tmp_path)
+    for _, kernel, (head_dim, value_dim) in kernels:
+        for options in (Options(True, alignment="bottom-right"), Options()):
+            sizes = (2, 2, 1, 101, 166, head_dim)
+            posed = pose(torch.float16, *sizes, options, value_dim=value_dim, with_dlse=options.causal)
+            assert_right(AMPERE.run(program, posed, kernel.shape, tmp_path), posed)
 
 
 def test_chips_that_add_four_floats_at_a_time_have_the_same_gradients(programs: Programs, tmp_path: Path) -> None:

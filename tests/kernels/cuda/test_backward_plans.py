@@ -34,7 +34,7 @@ from kernels.attention.cuda.backward.turing import every_turing_kernel, turing_w
 from kernels.attention.cuda.backward.ways import backward_ways
 from kernels.attention.cuda.compile.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
-from kernels.attention.cuda.plan.planning import Layout, Lengths, Machine, Mask
+from kernels.attention.cuda.plan.planning import Dropping, Layout, Lengths, Machine, Mask
 from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from tests.kernels.cuda.backward_problems import ADA, AMPERE, FEW, HOPPER, MACHINE, TURING, posed
 from tests.kernels.cuda.simt_ways import HostBuffers
@@ -334,3 +334,36 @@ def test_no_block_of_the_two_passes_computes_columns_that_no_head_has(
     problem = posed(seq=70, head_dim=dims[0], value_dim=dims[1])
     steps = PairBackward(MACHINE).steps(problem, HostBuffers())  # type: ignore[arg-type]
     assert [step.grid[1] for step in steps[1:]] == columns
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        (
+            {},
+            ["backward80-64x64w8f2s2b1h1", "backward80-64x64w8f2s1b1h1", "backward80-32x32w4f1s1b1h1", "backward-pair"],
+        ),
+        ({"invariant": True}, ["backward-pair"]),
+        ({"softcap": 2.0}, ["backward-pair"]),
+        ({"dropout": Dropping(4096, 1, 2.0)}, ["backward-pair"]),
+        ({"lengths": Lengths(4096, 4096, 4096, True, 4096)}, ["backward-pair"]),
+        ({"value_dim": 512}, ["backward-pair"]),
+        ({"value_dim": 100}, ["backward-pair"]),
+    ],
+)
+def test_k_and_v_of_two_widths_have_five_products_where_no_bits_are_asked_for(
+    changes: dict[str, Any], names: list[str]
+) -> None:
+    problem = posed(head_dim=192, **({"value_dim": 128} | changes))
+    assert [way.name for way in backward_ways(problem, MACHINE)] == names
+    assert next(way for way in backward_ways(problem, MACHINE) if way.same_bits).name == "backward-pair"
+
+
+def test_the_rows_of_two_widths_are_prepared_with_the_width_of_v() -> None:
+    prepare, main, convert = backward_ways(posed(head_dim=192, value_dim=128), MACHINE)[0].steps(
+        posed(head_dim=192, value_dim=128),
+        HostBuffers(),  # type: ignore[arg-type]
+    )
+    assert [step.arguments[0].head_dim for step in (prepare, main, convert)] == [128, 192, 192]  # type: ignore[attr-defined]
+    assert main.arguments[0].value_dim == 128  # type: ignore[attr-defined]
+    assert "d256v128" in main.entry.name

@@ -17,7 +17,7 @@ from kernels.attention.cuda.ways import hopper, hopper_kernels
 from kernels.attention.cuda.ways.dispatch import choose_way
 from tests.kernels.cuda.exactly import Tensors, exact, limits
 from tests.kernels.cuda.on_gpu import DEV, DTYPES, FROBENIUS, ON_GPU, Poisoned, assert_replays_alike, randn
-from tests.kernels.cuda.shaped import relative
+from tests.kernels.cuda.shaped import Shaped, relative
 
 pytestmark = ON_GPU
 
@@ -87,6 +87,21 @@ def test_every_way_of_two_widths_agrees_with_float64(engine: Engine, dtype: torc
             if complaint:
                 complaints.append(f"{way} {sizes} {kind}: {complaint}")
     assert not complaints, "\n".join(complaints[:20])
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_two_widths_agree_with_float64(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    for causal, sizes in itertools.product((False, True), ((2, 8, 2, 500, 700), (1, 2, 2, 65, 63))):
+        case = Shaped((*sizes, *dims), dtype, causal=causal, alignment="bottom-right", device=DEV)
+        given = case.draw()
+        dout = case.slope(given)
+        *_, exact_gradients = case.exact(given, dout)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        for _ in range(3):  # bound; from a plan; and again
+            out = attention(**given, causal=causal, causal_alignment="bottom-right")
+            for name, gradient in zip("qkv", torch.autograd.grad(out, leaves, dout), strict=True):
+                assert relative(gradient, exact_gradients[name]) <= FROBENIUS[dtype], (name, sizes)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 200, 704), (1, 1, 200, 704), (2, 4, 200, 704), (2, 1, 1, 704)], ids=str)

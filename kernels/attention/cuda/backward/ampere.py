@@ -126,11 +126,14 @@ class SummingKernel:
     dtype: str
     head_dim: int
     shape: SummingShape
+    value_dim: int = 0
+    """The padded width of V where K and V have two; else 0."""
 
     @property
     def name(self) -> str:
-        """E.g. `backward80_bf16_d64_64x64w4f1s2b1h2`."""
-        return f"{self.shape.family}_{SHORT[self.dtype]}_d{self.head_dim}_{self.shape.name}"
+        """E.g. `backward80_bf16_d64_64x64w4f1s2b1h2`; `d256v128` where K and V have two widths."""
+        widths = f"d{self.head_dim}{f'v{self.value_dim}' if self.value_dim else ''}"
+        return f"{self.shape.family}_{SHORT[self.dtype]}_{widths}_{self.shape.name}"
 
     @property
     def threads(self) -> int:
@@ -144,6 +147,7 @@ class SummingKernel:
     def source(self) -> str:
         s = self.shape
         config = s.config(C_TYPE[self.dtype], self.head_dim)
+        config = f"{config[:-1]}, {self.value_dim}>" if self.value_dim else config
         text = entry_point(s.header, self.name, self.threads, f"backward_{s.header}<{config}>", blocks=s.blocks)
         return f'{text}static_assert({config}::BYTES == {self.shared_bytes}, "shared memory differs");\n'
 
@@ -201,13 +205,14 @@ class AmpereBackward:
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums. Raises
         `Unsupported`."""
-        f, shape, size = problem.forward, self.shape, padded_head_dim(problem.forward.head_dim)
+        f, shape, size = problem.forward, self.shape, padded_head_dim(problem.widest)
         check_kind(f, self.machine)
         query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
         stat_rows = query_tiles * shape.queries
         parameters = with_numbers(problem, stat_rows, buffers)
         parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
-        main, convert = copy_parameters(parameters), copy_parameters(parameters)
+        main, convert, of_values = (copy_parameters(parameters) for _ in range(3))
+        of_values.head_dim = f.width
         heads = self.heads_of_section(problem)
         main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
         blocks = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
@@ -215,9 +220,10 @@ class AmpereBackward:
         most = max(blocks, problem.heads * query_tiles)
         if most > MAX_BLOCKS:
             raise Unsupported(f"{most} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
+        value_dim = 0 if f.width == f.head_dim else padded_head_dim(f.width)
         return [
-            preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, parameters),
-            Step(SummingKernel(f.dtype, size, shape), (blocks, 1, 1), (main,)),
+            preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, of_values),
+            Step(SummingKernel(f.dtype, size, shape, value_dim), (blocks, 1, 1), (main,)),
             Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
         ]
 
@@ -229,7 +235,7 @@ class AmpereBackward:
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     """Why these kernels do not compute the problem; None if they do."""
     refused = portable_refusal(problem, machine, max(SHAPES))
-    return rows_refusal(problem, SHAPES[padded_head_dim(problem.forward.head_dim)]) if refused is None else refused
+    return rows_refusal(problem, SHAPES[padded_head_dim(problem.widest)]) if refused is None else refused
 
 
 def rows_refusal(problem: BackwardProblem, shapes: Sequence[SummingShape]) -> str | None:
@@ -249,8 +255,8 @@ def ampere_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
     """Every way of this kind; the preferred one is the first."""
     if ampere_refusal(problem, machine) is not None:
         return []
-    shapes = shapes_of(problem.forward.head_dim, machine.chip)
-    return ways_of(problem, machine, shapes, WIDE_FILL if problem.forward.head_dim > 128 else 1.0)
+    shapes = shapes_of(problem.widest, machine.chip)
+    return ways_of(problem, machine, shapes, WIDE_FILL if problem.widest > 128 else 1.0)
 
 
 def ways_of(
@@ -270,6 +276,9 @@ def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKer
         return
     for dtype, size in itertools.product(chip.dtypes, SHAPES):
         yield from kernels_of(dtype, size, shapes_of(size, chip))
+        values = [value_dim for value_dim in SHAPES if value_dim <= size]
+        pairs = itertools.product(shapes_of(size, chip), values)
+        yield from (SummingKernel(dtype, size, shape, value_dim) for shape, value_dim in pairs)
 
 
 def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:

@@ -81,6 +81,11 @@ class BackwardProblem:
         return self.forward.heads * (1 if self.forward.lengths else self.forward.batch)
 
     @property
+    def widest(self) -> int:
+        """The head dimension of K or V, whichever is greater."""
+        return max(self.forward.head_dim, self.forward.width)
+
+    @property
     def rows(self) -> int:
         """The rows of a head in a tensor."""
         return self.forward.lengths.total_q if self.forward.lengths else self.forward.seq_q
@@ -141,7 +146,9 @@ def plain_refusal(problem: BackwardProblem, widest: int = WIDEST) -> str | None:
     f = problem.forward
     if f.mask is not None or f.lengths is not None:
         return "masks and packed sequences are not supported"
-    if f.head_dim > widest or not problem.is_vector:
+    if f.shapes_scores or f.dropout:
+        return "softcap, slopes and dropout are not supported"
+    if problem.widest > widest or not problem.is_vector:
         return PLAIN_LAYOUT.format(widest)
     return None
 
@@ -229,7 +236,7 @@ class PairBackward:
     def kernel(self, problem: BackwardProblem, *, keys: bool) -> PairKernel:
         f = problem.forward
         mask, chip = f.mask.dtype if f.mask else None, self.machine.chip
-        size = wide_padded(max(f.head_dim, f.width))
+        size = wide_padded(problem.widest)
         kinds = {"keys": keys, "vector": problem.is_vector, "shaped": f.needs_shaping}
         kernel = pair_kernel(chip, f.dtype, size, mask=mask, **kinds)
         kernel = dropping_pair_kernel(kernel) if f.dropout is not None else kernel
@@ -270,8 +277,7 @@ class PairBackward:
         check_kind(f, self.machine)
         parameters, first = self.numbers(problem, buffers)
         steps = [first]
-        widest = max(f.head_dim, f.width)
-        passes = ((True, f.kv_heads, f.seq_k, widest), (False, f.heads, f.seq_q, f.head_dim))
+        passes = ((True, f.kv_heads, f.seq_k, problem.widest), (False, f.heads, f.seq_q, f.head_dim))
         for keys, heads, length, width in passes:
             kernel, kernel_parameters = self.kernel(problem, keys=keys), with_dropout(copy_parameters(parameters), f)
             tiles = -(-length // kernel.rows)

@@ -29,7 +29,8 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
     that want the same bits in every run. In batch-invariant calls there is one, whatever the batch."""
     if problem.forward.is_shaped:
-        return [PairBackward(machine)]
+        summed = [] if problem.forward.invariant else ampere_ways(problem, machine)
+        return [*summed, PairBackward(machine)]
     is_hoppers = hopper_refusal(problem, machine) is None
     if problem.forward.invariant:
         return [HopperBackward(machine, order=Order.KEYS) if is_hoppers else PairBackward(machine)]

@@ -8,9 +8,11 @@
 #include "backward/ampere_sums.cuh"
 
 // A block has WARPS warps with FRAGMENTS times 16 keys each, STAGES tiles of Q and dO, and SLOPES tiles of dS. A warp computes
-// the scores of a tile in PARTS.
-template <class T_, int D_, int KEYS_, int QUERIES_, int WARPS_, int FRAGMENTS_, int STAGES_, int SLOPES_, int PARTS_>
+// the scores of a tile in PARTS. If UNEVEN, K and V have two widths, and VALUE is that of V, padded.
+template <class T_, int D_, int KEYS_, int QUERIES_, int WARPS_, int FRAGMENTS_, int STAGES_, int SLOPES_, int PARTS_, int VALUE_ = 0>
 struct Ampere {
+  static constexpr bool UNEVEN = VALUE_ > 0;
+  static constexpr int VALUE = UNEVEN ? VALUE_ : D_;
   typedef T_ T;
   static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, WARPS = WARPS_, FRAGMENTS = FRAGMENTS_;
   static constexpr int STAGES = STAGES_, SLOPES = SLOPES_, PARTS = PARTS_;
@@ -47,32 +49,43 @@ struct AmpereBlock {
 
 #if HAS_ASYNC_COPY
   template <int ROWS>
-  __device__ __forceinline__ void copy(u32 to, const char* source, i64 row_bytes, int left) const {
-    if (!share.valid) return;
+  __device__ __forceinline__ void copy(u32 to, const char* source, i64 row_bytes, int left, int valid) const {
+    if (!valid) return;
 #pragma unroll
     for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) {
       const int row = share.row0 + i * C::ROWS_PER_PASS;
       copy_async_or_zero(to + swizzled<C>(row, share.chunk), source + row * row_bytes + share.chunk * 16, row < left);
     }
   }
-  // Zeroes the chunks beyond the head dimension, which copies do not write.
+  // Whether this thread's chunk is inside the width of V and dO.
+  __device__ __forceinline__ int valid_of_values() const {
+    if constexpr (C::UNEVEN) return share_of_thread<C>((int)threadIdx.x, p.value_dim).valid;
+    return share.valid;
+  }
+  // Zeroes the chunks beyond the head dimensions, which copies do not write.
   __device__ __forceinline__ void clear() const {
-    if (share.valid) return;
-    for (int row = share.row0; row < 2 * C::KEYS + 2 * C::STAGES * C::QUERIES; row += C::ROWS_PER_PASS)
+    const int valid = valid_of_values();
+    if (share.valid && (!C::UNEVEN || valid)) return;
+    for (int row = share.row0; row < 2 * C::KEYS + 2 * C::STAGES * C::QUERIES; row += C::ROWS_PER_PASS) {
+      if constexpr (C::UNEVEN) {
+        constexpr int FIRST_QUERY = 2 * C::KEYS, FIRST_SLOPE = FIRST_QUERY + C::STAGES * C::QUERIES;
+        if ((row < FIRST_QUERY ? row >= C::KEYS : row >= FIRST_SLOPE) ? valid : share.valid) continue;
+      }
       store_shared(memory + swizzled<C>(row, share.chunk), Chunk{0, 0, 0, 0});
+    }
   }
-  __device__ __forceinline__ void copy_keys(u32 to, const char* base, const Strides& at) const {
-    copy<C::KEYS>(memory + to, base + batch * at.batch + kv_head * at.head + key0 * at.row, at.row, p.seq_k - key0);
+  __device__ __forceinline__ void copy_keys(u32 to, const char* base, const Strides& at, int valid) const {
+    copy<C::KEYS>(memory + to, base + batch * at.batch + kv_head * at.head + key0 * at.row, at.row, p.seq_k - key0, valid);
   }
-  __device__ __forceinline__ void copy_queries(u32 to, const char* base, const Strides& at) const {
+  __device__ __forceinline__ void copy_queries(u32 to, const char* base, const Strides& at, int valid) const {
     const int row = next_tile * C::QUERIES;
-    copy<C::QUERIES>(memory + to, base + batch * at.batch + next_head * at.head + row * at.row, at.row, p.seq_q - row);
+    copy<C::QUERIES>(memory + to, base + batch * at.batch + next_head * at.head + row * at.row, at.row, p.seq_q - row, valid);
   }
   // Copies the next tile of queries, if there is one, with the shifts and deltas of its rows.
   __device__ __forceinline__ void copy_next(int stage) {
     if (next_head < first_head + (int)p.group.divisor) {
-      copy_queries(C::Q + stage * C::Q_BYTES, p.q, p.at_q);
-      copy_queries(C::DOUT + stage * C::Q_BYTES, p.dout, p.at_dout);
+      copy_queries(C::Q + stage * C::Q_BYTES, p.q, p.at_q, share.valid);
+      copy_queries(C::DOUT + stage * C::Q_BYTES, p.dout, p.at_dout, valid_of_values());
       const int chunk = (int)threadIdx.x;
       if (chunk < C::QUERIES / 2) {
         const bool second = chunk >= C::QUERIES / 4;
@@ -88,11 +101,11 @@ struct AmpereBlock {
 #endif
 
   // c += x y^T. The rows x are the warp's rows of a tile of keys (K or V); y is this lane's address in a tile of queries.
-  template <u32 TILE>
+  template <u32 TILE, int WIDTH = C::D>
   __device__ __forceinline__ void multiply(float (&c)[C::FRAGMENTS][C::UNITS][4], u32 y) const {
     const u32 x = memory + TILE + swizzled<C>(warp_key + (lane & 15), lane >> 4);
 #pragma unroll
-    for (int kk = 0; kk < C::D / 16; kk++) {
+    for (int kk = 0; kk < WIDTH / 16; kk++) {
       u32 a[C::FRAGMENTS][4];
 #pragma unroll
       for (int f = 0; f < C::FRAGMENTS; f++) load_matrices(a[f], (x ^ (kk << 5)) + f * 16 * C::ROW_BYTES);
@@ -203,7 +216,7 @@ struct AmpereBlock {
 #pragma unroll
         for (int e = 0; e < 8; e++) d[f][2 * i + e / 4][e % 4] = -delta[e / 4 * 2 + e % 2];
     }
-    multiply<C::V>(d, memory + C::DOUT + y);
+    multiply<C::V, C::VALUE>(d, memory + C::DOUT + y);
 #pragma unroll
     for (int f = 0; f < C::FRAGMENTS; f++)
 #pragma unroll
@@ -293,8 +306,8 @@ struct AmpereBlock {
 #if HAS_ASYNC_COPY
   __device__ __forceinline__ void loop() {
     clear();
-    copy_keys(C::K, p.k, p.at_k);
-    copy_keys(C::V, p.v, p.at_v);
+    copy_keys(C::K, p.k, p.at_k, share.valid);
+    copy_keys(C::V, p.v, p.at_v, valid_of_values());
     copy_next(0);
     int stage = 0, before_head = 0, before_tile = 0;
     head = first_head, tile = first_tile;
@@ -325,6 +338,8 @@ struct AmpereBlock {
     }
   }
 #endif
+  // Writes dK, or dV if VALUES.
+  template <bool VALUES>
   __device__ __forceinline__ void write(const float (&x)[C::FRAGMENTS][C::OUT][4], char* base, const Strides& at, float factor) const {
     base += batch * at.batch + kv_head * at.head;
     const int column0 = C::SHARES ? warp / C::KEY_WARPS * C::COLUMNS : 0;
@@ -337,7 +352,8 @@ struct AmpereBlock {
         for (int j = 0; j < 4; j++)
 #pragma unroll
           for (int i = 0; i < 4; i++) units[j][i] = x[f][four + j][i];
-        write_units<T>(units, base, at.row, key0 + warp_key + f * 16, p.seq_k, column0 + four * 8, p.head_dim, lane, factor);
+        write_units<T>(units, base, at.row, key0 + warp_key + f * 16, p.seq_k, column0 + four * 8,
+                       VALUES && C::UNEVEN ? p.value_dim : p.head_dim, lane, factor);
       }
   }
 
@@ -373,8 +389,8 @@ DEVICE void go_through_queries(const BackwardParams& p) {
   if (head >= p.all_kv_heads) return;
   B block = {p, shared_address(memory)};
   if (block.begin(head, tile)) block.loop();
-  block.write(block.dk, p.dk, p.at_dk, p.scale);
-  block.write(block.dv, p.dv, p.at_dv, 1.0f);
+  block.template write<false>(block.dk, p.dk, p.at_dk, p.scale);
+  block.template write<true>(block.dv, p.dv, p.at_dv, 1.0f);
 }
 template <class C>
 DEVICE void backward_ampere(const BackwardParams& p) {

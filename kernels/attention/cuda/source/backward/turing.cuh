@@ -10,6 +10,8 @@
 // A block has WARPS warps with FRAGMENTS times 16 keys each. A warp computes the scores of a tile in PARTS.
 template <class T_, int D_, int KEYS_, int QUERIES_, int WARPS_, int FRAGMENTS_, int PARTS_>
 struct Turing {
+  static constexpr bool UNEVEN = false;
+  static constexpr int VALUE = D_;
   typedef T_ T;
   static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, WARPS = WARPS_, FRAGMENTS = FRAGMENTS_, PARTS = PARTS_;
   static constexpr int THREADS = WARPS * 32, ROW_BYTES = D * 2, CHUNKS = D / 8, ROWS_PER_PASS = THREADS / CHUNKS;
