@@ -20,6 +20,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from orchestrator.core.bounds import Usd
 from orchestrator.core.names import MachineType, Region, Zone
 
 WORK_S: Final = 900.0
@@ -60,8 +61,8 @@ class Offer:
     accelerator_count: int
     provisioning: str
     """`SPOT`, `FLEX_START` or `STANDARD`."""
-    usd_per_hour: Decimal
-    expected_usd: Decimal | None = None
+    usd_per_hour: Usd
+    expected_usd: Usd | None = None
     """The expected cost of a finished run; None if it was not computed, and then the price decides."""
     why: str = ""
     """What is known of capacity in the zone, as text for the user."""

@@ -244,17 +244,17 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
             config=Config.model_validate(document["settings"]),
             config_name=str(document["config"]),
             mode=Mode(document["mode"]),
-            offers=tuple(_read_offer(offer) for offer in document["offers"]),
+            offers=_OFFERS.validate_python(document["offers"]),
             ttl_s=int(document["ttl_s"]),
-            ceiling_usd=_usd(document["ceiling_usd"]),
+            ceiling_usd=_USD.validate_python(document["ceiling_usd"]),
             attempts=int(document["attempts"]),
-            margin=_usd(document.get("price_margin", "0")),
+            margin=_USD.validate_python(document.get("price_margin", "0")),
             image=ImageUrl(str(document["image"])),
             cases=tuple(document["cases"]),
             measurements_per_implementation=int(document["measurements_per_implementation"]),
             harness=dict(document["harness"]),
             notices=tuple(document["notices"]),
-            headroom={window: _usd(left) for window, left in document["headroom_usd"].items()},
+            headroom=_HEADROOM.validate_python(document["headroom_usd"]),
             fallbacks=tuple(plan_from(other) for other in document["fallbacks"]),
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, ValidationError) as exc:
@@ -264,21 +264,7 @@ def plan_from(document: Mapping[str, Any]) -> LaunchPlan:
         ) from exc
 
 
-_USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd, config=ConfigDict(defer_build=True))
-
-
-def _usd(text: Any) -> Decimal:
-    """The dollars in a document. Raises `ValidationError` unless they are finite and not negative."""
-    return _USD.validate_python(text)
-
-
-def _read_offer(offer: Mapping[str, Any]) -> Offer:
-    expected = offer["expected_usd"]
-    fields = {key: value for key, value in offer.items() if key in Offer.__dataclass_fields__}
-    return Offer(
-        **{
-            **fields,
-            "usd_per_hour": _usd(offer["usd_per_hour"]),
-            "expected_usd": None if expected is None else _usd(expected),
-        }
-    )
+_LATER: Final = ConfigDict(defer_build=True)
+_USD: Final[TypeAdapter[Decimal]] = TypeAdapter(Usd, config=_LATER)
+_HEADROOM: Final[TypeAdapter[dict[str, Decimal]]] = TypeAdapter(dict[str, Usd], config=_LATER)
+_OFFERS: Final[TypeAdapter[tuple[Offer, ...]]] = TypeAdapter(tuple[Offer, ...], config=_LATER)
