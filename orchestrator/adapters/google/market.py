@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from typing import Any, Final
 
 from google.auth.credentials import Credentials
@@ -25,6 +24,7 @@ from orchestrator.adapters.google.errors import FOREIGN, is_transient, patiently
 from orchestrator.adapters.google.network import Session
 from orchestrator.core.market.machines import Instance, Quota
 from orchestrator.core.market.offers import Offer, ZoneAdvice
+from orchestrator.core.market.skus import money_usd
 from orchestrator.core.names import ImageName, ImageUrl, MachineName, ProjectId, Region, ResourceId, Zone
 from orchestrator.core.naming import TOOL, TOOL_LABEL
 from orchestrator.ports import Clock
@@ -156,7 +156,7 @@ class GoogleMarket:
         days = _by_time(history.get("preemptionHistory", ()))[-DAYS:]
         rate = sum(float(day.get("preemptionRate", 0)) for day in days) / len(days) if days else None
         advice = replace(advice, preemption_rate=rate)
-        prices = [(_usd(span.get("listPrice", {})), span) for span in _by_time(history.get("priceHistory", ()))]
+        prices = [(money_usd(span.get("listPrice", {})), span) for span in _by_time(history.get("priceHistory", ()))]
         if not prices or not prices[-1][0]:
             return advice
         usd, span = prices[-1]
@@ -181,10 +181,6 @@ class GoogleMarket:
 
 def _by_time(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(records, key=lambda record: str(record["interval"]["startTime"]))
-
-
-def _usd(money: Mapping[str, Any]) -> Decimal:
-    return Decimal(int(money.get("units", 0))) + Decimal(int(money.get("nanos", 0))).scaleb(-9)
 
 
 def last_segment(url: str) -> str:

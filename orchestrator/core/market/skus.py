@@ -173,7 +173,7 @@ def parse_sku(document: Mapping[str, Any]) -> Sku | None:
     try:
         newest = max(document["pricingInfo"], key=lambda info: str(info.get("effectiveTime", "")))
         rates = newest["pricingExpression"]["tieredRates"]
-        dearest = max((_usd(rate["unitPrice"]) for rate in rates), default=None)
+        dearest = max((money_usd(rate["unitPrice"]) for rate in rates), default=None)
         if dearest is None:
             return None
         return Sku(
@@ -189,7 +189,7 @@ def parse_sku(document: Mapping[str, Any]) -> Sku | None:
         return None
 
 
-def _usd(price: Mapping[str, Any]) -> Decimal:
+def money_usd(price: Mapping[str, Any]) -> Decimal:
     """The dollars in a price: `units` is text, and `units` and `nanos` are left out if they are 0."""
     return Decimal(int(price.get("units", 0))) + int(price.get("nanos", 0)) * NANO
 
