@@ -20,6 +20,7 @@ from kernels.attention.cuda.backward.ampere import SummingKernel, every_ampere_k
 from kernels.attention.cuda.backward.few import FewBackwardKernel, every_few_kernel
 from kernels.attention.cuda.backward.kernels import (
     HopperBackwardKernel,
+    dropping_pair_kernel,
     every_backward_kernel,
     every_dropping_backward_kernel,
     every_shaped_backward_kernel,
@@ -141,6 +142,16 @@ SAMPLES: dict[str, tuple[str, Callable[[], Sequence[Entry]]]] = {
     "backward": ("sm_90a", lambda: [
         *(HopperBackwardKernel("bfloat16", head_dim, True) for head_dim in (64, 128)),
         FewBackwardKernel("bfloat16", 128, 128, True), few_keys(HOPPER, "bfloat16"), five_products(HOPPER, 64),
+    ]),
+    "dropout": ("sm_90a", lambda: [
+        dropping_pair_kernel(pair_kernel(HOPPER, "bfloat16", 128, keys=True)),
+        general.dropping_kernel(
+            general.shaped_kernel(HOPPER, "bfloat16", (128, 128), vector=True, mask="float32"), shaping=False
+        ),
+    ]),
+    "gradients of two widths": ("sm_90a", lambda: [
+        SummingKernel("bfloat16", 256, shapes_of(256, HOPPER)[0], 128),
+        SummingKernel("bfloat16", 128, shapes_of(128, HOPPER)[0], 64),
     ]),
     "backward on Ampere": ("sm_80", lambda: [
         few_keys(AMPERE, "float16"), five_products(AMPERE, 64), five_products(AMPERE, 128)
