@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from kernels.harness.profiling import (
 )
 from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Profile, parse_spec
-from tests.kernels.harness_process import HarnessProcess, shape, spec
+from tests.kernels.harness_process import HarnessProcess, forks, shape, spec
 
 CASE, MISSING = "b1-h2-kv2-q8-k8-d16-full-float32", "b9-h2-kv2-q8-k8-d16-full-float32"
 SMALL = {"measure": {"shapes": [shape(8)], "dtypes": ["float32"]}, "implementations": ["sdpa:math"]}
@@ -57,6 +59,18 @@ def test_without_a_gpu_a_profile_is_pytorchs_and_says_so_and_its_trace_opens(tmp
     assert not (tmp_path / "out" / "cases").exists(), "a profiled call is no row"
 
 
+def ran_as_fork(module: str, *arguments: str, environ: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code of `python -m module arguments`, and its log; PyTorch is imported already."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = forks().start(module, *arguments, cwd=ROOT, environ=environ, log=log)
+        process.stdin.close()
+        with process.stdout as lines:
+            lines.read()
+        code = process.wait()
+        log.seek(0)
+        return code, log.read()
+
+
 def test_a_profile_writes_nothing_of_a_name_that_others_can_foresee(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,10 +84,9 @@ def test_a_profile_writes_nothing_of_a_name_that_others_can_foresee(
     compiler.chmod(0o755)
     (tmp_path / "spec.json").write_text(json.dumps(spec(**SMALL | {"implementations": ["bench"]})))
     environment = os.environ | {"TMPDIR": str(shared), "CXX": str(compiler), "BENCH_KERNEL_CACHE": str(tmp_path / "k")}
-    command = [sys.executable, "-m", "kernels.harness.profiled", "--spec", str(tmp_path / "spec.json")]
-    command += ["--case", CASE, "--implementation", "bench", "--out", str(tmp_path / "stem")]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert "c++ 13 exited with 1" in ran.stderr, ran.stderr
+    arguments = ("--spec", str(tmp_path / "spec.json"), "--case", CASE, "--implementation", "bench")
+    _, log = ran_as_fork("kernels.harness.profiled", *arguments, "--out", str(tmp_path / "stem"), environ=environment)
+    assert "c++ 13 exited with 1" in log, log
     assert theirs.read_text() == "as it was"
     assert [path.name for path in shared.iterdir()] == ["build-cpu.log"]
 
@@ -180,20 +193,20 @@ def test_what_is_profiled_is_what_was_built_and_nothing_is_compiled_for_it(
     tmp_path: Path, asked: dict[str, Any], flag: bool
 ) -> None:
     """Kernels are cached under their flags, so each step of a run has to have the same ones, whatever it then finds."""
-    program = (
+    (tmp_path / "with_its_flags.py").write_text(
         "import sys; from kernels.harness.__main__ import main; from kernels.attention.cuda.compile.compiler import compiler_flags;"
         "print(main(sys.argv[1:]), '-lineinfo' in compiler_flags(), file=sys.stderr)"
     )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     out, wanted = tmp_path / "out", tmp_path / "spec.json"
     out.mkdir()
     (out / "environment.json").write_text('{"device": "here", "device_kind": "cpu"}')
     wanted.write_text(json.dumps(spec(**SMALL, **asked)))
     for step in ("build", "profile") if flag else ("build",):
-        done = subprocess.run(
-            [sys.executable, "-c", program, step, "--spec", str(wanted), "--out", str(out), "--no-ack"],
-            capture_output=True, text=True, check=True, cwd=ROOT,
-        )  # fmt: skip
-        assert done.stderr.splitlines()[-1] == f"0 {flag}"
+        arguments = (step, "--spec", str(wanted), "--out", str(out), "--no-ack")
+        code, log = ran_as_fork("with_its_flags", *arguments, environ=environment)
+        assert code == 0, log
+        assert log.splitlines()[-1] == f"0 {flag}"
 
 
 def test_a_program_that_fails_under_ncu_has_no_report_and_a_reason(tmp_path: Path) -> None:
