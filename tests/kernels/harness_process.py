@@ -8,6 +8,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -52,6 +53,20 @@ def spec(**changes: Any) -> dict[str, Any]:
 def forks() -> TorchForks:
     """One for this process and its tests."""
     return TorchForks()
+
+
+def run_forked(
+    module: str, *arguments: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m module arguments`, where PyTorch is imported already."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = forks().start(module, *arguments, cwd=cwd, environ=environ or os.environ, log=log)
+        process.stdin.close()
+        with process.stdout as lines:
+            out = lines.read()
+        code = process.wait()
+        log.seek(0)
+        return subprocess.CompletedProcess([module, *arguments], code, out, log.read())
 
 
 class HarnessProcess:

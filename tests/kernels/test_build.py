@@ -6,8 +6,6 @@ import hashlib
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from kernels.attention import registry
 from kernels.attention.cpu.compile import SOURCES, build_library, find_compiler
 from kernels.attention.cpu.kernel import CpuAttention, torch_openmp
 from kernels.attention.interface import BuildFailed, Unavailable
+from tests.kernels.harness_process import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,12 +139,12 @@ def test_the_registry_picks_by_device_and_names_what_is_missing() -> None:
 
 def test_a_payload_without_cuda_sources_says_so(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("cuda", "__pycache__"))
-    code = (
+    (tmp_path / "finding.py").write_text(
         "import torch; from kernels.attention import registry\n"
         "try: registry.find_kernel(torch.device('cuda', 0))\n"
         "except Exception as exc: print(type(exc).__name__, exc)"
     )
-    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    said = run_forked("finding", cwd=tmp_path, environ={**os.environ, "PYTHONPATH": ""})
     assert said.stdout.strip() == (
         "Unavailable no bundled kernel for cuda: the payload has no module kernels.attention.cuda"
     ), said.stderr

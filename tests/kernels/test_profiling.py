@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from kernels.harness.profiling import (
 )
 from kernels.harness.reading import BadSpec
 from kernels.harness.spec import Profile, parse_spec
-from tests.kernels.harness_process import HarnessProcess, forks, shape, spec
+from tests.kernels.harness_process import HarnessProcess, run_forked, shape, spec
 
 CASE, MISSING = "b1-h2-kv2-q8-k8-d16-full-float32", "b9-h2-kv2-q8-k8-d16-full-float32"
 SMALL = {"measure": {"shapes": [shape(8)], "dtypes": ["float32"]}, "implementations": ["sdpa:math"]}
@@ -59,18 +57,6 @@ def test_without_a_gpu_a_profile_is_pytorchs_and_says_so_and_its_trace_opens(tmp
     assert not (tmp_path / "out" / "cases").exists(), "a profiled call is no row"
 
 
-def ran_as_fork(module: str, *arguments: str, environ: Mapping[str, str]) -> tuple[int, str]:
-    """The exit code of `python -m module arguments`, and its log; PyTorch is imported already."""
-    with tempfile.TemporaryFile("w+") as log:
-        process = forks().start(module, *arguments, cwd=ROOT, environ=environ, log=log)
-        process.stdin.close()
-        with process.stdout as lines:
-            lines.read()
-        code = process.wait()
-        log.seek(0)
-        return code, log.read()
-
-
 def test_a_profile_writes_nothing_of_a_name_that_others_can_foresee(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,8 +71,8 @@ def test_a_profile_writes_nothing_of_a_name_that_others_can_foresee(
     (tmp_path / "spec.json").write_text(json.dumps(spec(**SMALL | {"implementations": ["bench"]})))
     environment = os.environ | {"TMPDIR": str(shared), "CXX": str(compiler), "BENCH_KERNEL_CACHE": str(tmp_path / "k")}
     arguments = ("--spec", str(tmp_path / "spec.json"), "--case", CASE, "--implementation", "bench")
-    _, log = ran_as_fork("kernels.harness.profiled", *arguments, "--out", str(tmp_path / "stem"), environ=environment)
-    assert "c++ 13 exited with 1" in log, log
+    ran = run_forked("kernels.harness.profiled", *arguments, "--out", str(tmp_path / "stem"), environ=environment)
+    assert "c++ 13 exited with 1" in ran.stderr, ran.stderr
     assert theirs.read_text() == "as it was"
     assert [path.name for path in shared.iterdir()] == ["build-cpu.log"]
 
@@ -204,9 +190,9 @@ def test_what_is_profiled_is_what_was_built_and_nothing_is_compiled_for_it(
     wanted.write_text(json.dumps(spec(**SMALL, **asked)))
     for step in ("build", "profile") if flag else ("build",):
         arguments = (step, "--spec", str(wanted), "--out", str(out), "--no-ack")
-        code, log = ran_as_fork("with_its_flags", *arguments, environ=environment)
-        assert code == 0, log
-        assert log.splitlines()[-1] == f"0 {flag}"
+        done = run_forked("with_its_flags", *arguments, environ=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1] == f"0 {flag}"
 
 
 def test_a_program_that_fails_under_ncu_has_no_report_and_a_reason(tmp_path: Path) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -21,8 +17,7 @@ from kernels.attention.cuda.explaining import (
 from kernels.attention.cuda.plan.planning import Problem
 from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.ways import dispatch, tuned
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.kernels.harness_process import run_forked
 
 
 def posed(
@@ -123,8 +118,7 @@ def test_without_a_gpu_and_a_chip_the_command_asks_for_one(capsys: pytest.Captur
 
 
 def test_the_module_is_a_command() -> None:
-    command = [sys.executable, "-m", "kernels.attention.cuda.explain", "--shape", "1,1,8", "--chip", "h200"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_forked("kernels.attention.cuda.explain", "--shape", "1,1,8", "--chip", "h200")
     assert done.returncode == 2
     assert "batch,heads,queries,head_dim" in done.stderr
     assert "Warning" not in done.stderr
