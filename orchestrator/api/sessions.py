@@ -13,7 +13,7 @@ from typing import Final
 from orchestrator.analysis.bootstrap import LIMIT, Interval
 from orchestrator.analysis.ranks import holm, two_sided
 from orchestrator.analysis.samples import Reader
-from orchestrator.analysis.study import Study, study
+from orchestrator.analysis.study import Case, Study, study
 from orchestrator.analysis.verdicts import MARGIN, SIGNIFICANT, Mean, Noise, NoiseSource, Verdict, decide_verdict
 from orchestrator.core.candidates import Candidate, CandidateVerdict
 from orchestrator.core.config.model import Config
@@ -54,6 +54,9 @@ class VersionLine:
     """By name, why other kernels of the version were not timed."""
     usd: Decimal = Decimal(0)
     """What the machine's time for it costs."""
+    relative_time: float | None = None
+    """The kernel's time over that of the session's first baseline, the geometric mean over the cases in which it was
+    timed; its time in microseconds where there is no baseline."""
 
     @property
     def is_complete(self) -> bool:
@@ -99,23 +102,30 @@ def merit(line: VersionLine) -> tuple[bool, float, float]:
 def kernel_line(version: int, result: Study, kernel: str, found: CandidateVerdict) -> VersionLine:
     """The line of one kernel of a candidate."""
     settings = result.parts()[0] if result.settings else result
-    timings = [timing for case in settings.cases if (timing := case.timing(kernel)) is not None and timing.timed]
-    fault = found.fault(kernel)
-    if fault or not timings:
+    fault, time_us = found.fault(kernel), mean_time_us(settings.cases, kernel)
+    if fault or time_us is None:
         return VersionLine(version, WRONG, kernel, reason=fault or "it was not timed", seconds=found.seconds)
-    time_us = math.exp(sum(math.log(timing.median_us.mid) for timing in timings) / len(timings))
+    first = found.baselines[:1]
+    timed = [case for case in settings.cases if mean_time_us([case], kernel) is not None]
+    first_us = mean_time_us(timed, *first) if first else 1.0
+    line = VersionLine(version, DROPPED, kernel, time_us=time_us, seconds=found.seconds)
+    line = replace(line, relative_time=None if first_us is None else time_us / first_us)
     if found.dropped:
-        return VersionLine(version, DROPPED, kernel, time_us=time_us, seconds=found.seconds)
+        return line
     (alone,) = [one for one in settings.of_kernels() if one.subject == kernel] or [settings]
     means = {name: mean for name in settings.baselines if (mean := alone.mean(name)) is not None}
     if not means:  # there is no baseline, or there are too few blocks for an interval
-        word = Verdict.INCONCLUSIVE.value if settings.baselines else TIMED
-        return VersionLine(version, word, kernel, time_us=time_us, seconds=found.seconds)
+        return replace(line, verdict=Verdict.INCONCLUSIVE.value if settings.baselines else TIMED)
     baseline = min(means, key=lambda name: means[name].ratio.mid)
-    verdict, first = judge_mean(means[baseline]).value, found.baselines[:1]
+    verdict, ratio = judge_mean(means[baseline]).value, means[baseline].ratio
     ratios = {one.case_id: one.ratio.low for one in settings.contrasts if (one.baseline,) == first}
-    ratio = means[baseline].ratio
-    return VersionLine(version, verdict, kernel, baseline, time_us, ratio, "", found.seconds, ratios)
+    return replace(line, verdict=verdict, baseline=baseline, ratio=ratio, case_ratios=ratios)
+
+
+def mean_time_us(cases: Sequence[Case], name: str) -> float | None:
+    """The geometric mean of an implementation's medians over the cases in which it was timed; None if there is none."""
+    timings = [timing for case in cases if (timing := case.timing(name)) is not None and timing.timed]
+    return math.exp(math.fsum(math.log(one.median_us.mid) for one in timings) / len(timings)) if timings else None
 
 
 def judge_mean(mean: Mean) -> Verdict:

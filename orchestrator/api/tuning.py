@@ -12,9 +12,9 @@ from orchestrator.core.candidates import (
     Strategy,
     TuneSpace,
     Values,
-    closest_combination,
     dump_winner,
     parse_winner,
+    promising_combination,
     with_values,
 )
 from orchestrator.core.config.model import Config
@@ -24,6 +24,8 @@ from orchestrator.core.naming import tuned_object
 from orchestrator.wiring import Wiring, new_run_id
 
 RUNNERS_UP: Final = 2
+FIRST_TRIES: Final = 5
+"""So many combinations of a race are tried before their times choose the next."""
 """How many combinations beside the winner are measured again."""
 LEFT_OUT: Final = "leaves out these values"
 
@@ -94,10 +96,11 @@ class Search:
         return sorted(complete, key=lambda one: merit(one.line), reverse=True)
 
     def _choose(self, untried: Sequence[Values]) -> Values:
-        """The combination to try next. A race goes on with those most like the best one: what makes a combination fast
-        is often one of its values."""
-        best = self._best()[:1] if self.strategy == "racing" else []
-        return closest_combination(untried, best[0].values) if best else untried[0]
+        """The combination to try next. A race begins with some at random, and goes on with what may be the fastest by
+        the times of those before it."""
+        lines = [(trial.values, trial.line) for trial in self.trials if self.strategy == "racing"]
+        measured = [(values, time) for values, line in lines if (time := line.relative_time)]
+        return promising_combination(untried, measured) if len(measured) >= FIRST_TRIES else untried[0]
 
     def _beat(self) -> Mapping[str, float]:
         """In a race, what the next combination has to reach in each case: the lower limits of the best one."""

@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from typing import Any
 
@@ -17,8 +17,8 @@ from kernels.harness.session import BLOCKS, PRECISION
 from kernels.harness.stopping import RACE, half_width, precision_rule, race_rule
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.api.sessions import DROPPED, VersionLine
-from orchestrator.api.tuning import Search
-from orchestrator.core.candidates import Candidate, Strategy, read_space, with_values
+from orchestrator.api.tuning import FIRST_TRIES, Search
+from orchestrator.core.candidates import Candidate, Strategy, Values, promising_combination, read_space, with_values
 from orchestrator.core.errors import ConfigError
 
 SOURCE = '''"""A file."""
@@ -147,6 +147,7 @@ class PlayedDesk:
             line = VersionLine(
                 number, "faster", "mine", "torch", 1 / ratio, Interval(low, ratio, high), "", 1.0, ratios
             )
+        line = line if block == self.wrong else replace(line, relative_time=1 / ratio)
         self.lines.append(line)
         return line
 
@@ -195,8 +196,8 @@ def test_a_race_finds_the_best_of_96_in_a_quarter_of_the_blocks_that_all_take() 
     assert sum(one > 0.02 for one in shortfalls) <= 0.05 * SEARCHES
 
 
-@pytest.mark.parametrize(("strategy", "least", "most"), [("racing", 2, 24), ("random", 30, 96)])
-def test_a_race_tries_what_is_like_the_best_first(strategy: Strategy, least: float, most: float) -> None:
+@pytest.mark.parametrize(("strategy", "least", "most"), [("racing", 2, 18), ("random", 30, 96)])
+def test_a_race_tries_first_what_the_times_before_it_promise(strategy: Strategy, least: float, most: float) -> None:
     tries = []
     source = SOURCE.replace("[64, 128, 256]", "[1, 2, 3, 4, 5, 6, 7, 8]").replace("64", "1")
     source = source.replace("[2, 3]", str(list(range(2, 14))))
@@ -209,6 +210,105 @@ def test_a_race_tries_what_is_like_the_best_first(strategy: Strategy, least: flo
         tries.append(next(at for at, one in enumerate(speed, start=1) if one >= 0.98 * max(speed)))
         assert len(made.trials) == 96
     assert least <= mean(tries) <= most, tries
+
+
+# A Triton matmul of 2,048 in bf16 on an H100, 2026-11-28: the times in microseconds of the combinations below, in the
+# order of the file, as far as an exhaustive search came.
+MATMUL = {"bm": [32, 64, 128], "bn": [64, 128], "bk": [32, 64], "stages": [2, 3, 4, 5], "warps": [4, 8]}
+MATMUL_US = (
+    111,
+    179,
+    101,
+    153,
+    103,
+    151,
+    104,
+    152,
+    97.9,
+    124,
+    89.7,
+    118,
+    93.5,
+    119,
+    95.3,
+    120,
+    106,
+    117,
+    98.1,
+    109,
+    96.5,
+    110,
+    84.6,
+    109,
+    87.9,
+    93.6,
+    82.4,
+    84.9,
+    81.6,
+    87,
+    79.8,
+    90.2,
+    61.4,
+    92.1,
+    64.6,
+    72.5,
+    75.2,
+    79.2,
+    76.4,
+    71.2,
+    61.4,
+    60,
+    50.3,
+    54.4,
+    56.9,
+    58.7,
+    55.2,
+    59.3,
+    58,
+    59,
+    46.6,
+    49.2,
+    52.8,
+    54.3,
+    57.7,
+    54.9,
+    43.7,
+    44.2,
+    49.2,
+    52.3,
+    41.5,
+    48.2,
+    49,
+    49.2,
+    58.1,
+    58.6,
+    49.3,
+    52.1,
+    51.5,
+    52.7,
+    60,
+    62.6,
+    40.4,
+    41.9,
+    44.9,
+    46.4,
+)
+
+
+def test_a_race_over_measured_times_nears_the_best_in_a_quarter_of_the_tries() -> None:
+    tries = []
+    space = read_space(f"tune = {MATMUL}\n", "f.py")
+    times = dict(zip(map(str, space.combinations()), MATMUL_US, strict=False))
+    for seed in range(60):
+        untried = [values for values in space.ordered("racing", seed) if str(values) in times]
+        measured: list[tuple[Values, float]] = []
+        while not measured or measured[-1][1] > 1.02 * min(MATMUL_US):
+            chosen = untried[0] if len(measured) < FIRST_TRIES else promising_combination(untried, measured)
+            untried.remove(chosen)
+            measured.append((chosen, times[str(chosen)]))
+        tries.append(len(measured))
+    assert mean(tries) <= len(MATMUL_US) / 4, tries
+    assert max(tries) <= len(MATMUL_US) / 2, tries
 
 
 def test_a_wrong_combination_never_wins_and_the_rest_is_tried() -> None:
