@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from pydantic import TypeAdapter
@@ -140,17 +141,11 @@ def release_slot(bucket: Bucket, clock: Clock, name: str, run_id: str) -> bool:
 # Named baselines in the bucket: one small object for each name, changed by compare-and-swap.
 
 
-Refused = TypeVar("Refused")
-
-
 def baseline_document(name: str) -> StoredDocument[dict[str, Baseline]]:
-    def read(data: bytes | None) -> dict[str, Baseline]:
+    def parse(data: bytes | None) -> dict[str, Baseline]:
         return {} if data is None else parse_baselines(name, data)
 
-    def write(baselines: dict[str, Baseline]) -> bytes:
-        return dump_baselines(name, baselines)
-
-    return StoredDocument(baseline_object(checked_name(name)), dict, read, write)
+    return StoredDocument(baseline_object(checked_name(name)), dict, parse, partial(dump_baselines, name))
 
 
 class BaselineStore:
@@ -173,7 +168,7 @@ class BaselineStore:
         blob = self._bucket.read(baseline_object(checked_name(name)))
         return {} if blob is None else parse_baselines(name, blob.data)
 
-    def update(self, name: str, change: Callable[[Baselines], dict[str, Baseline] | Refused]) -> Baselines | Refused:
+    def update(self, name: str, change: Callable[[Baselines], dict[str, Baseline] | R]) -> Baselines | R:
         """Stores `change(baselines)` and returns it. When another client was faster, `change` is applied to the newer
         baselines. If it returns anything but a dictionary, that is a refusal: it is returned and nothing is stored.
         Raises `BaselinesUnreadable`, and `Unavailable` when others were faster every time."""
@@ -266,7 +261,7 @@ class LedgerStore:
         blob = self._bucket.read(LEDGER)
         return (self._checked(None), 0) if blob is None else (self._checked(blob.data), blob.generation)
 
-    def update(self, change: Callable[[Ledger], Ledger | Refused]) -> Ledger | Refused:
+    def update(self, change: Callable[[Ledger], Ledger | R]) -> Ledger | R:
         """Replaces the ledger with `change(ledger)` and returns it; a refusal is returned and nothing is stored.
         Raises `LedgerUnreadable`, `LedgerMissing`, and `Unavailable` when others were faster every time."""
         return swap(self._bucket, self._clock, replace(LEDGER_DOCUMENT, parse=self._checked), change)
@@ -295,7 +290,7 @@ class LedgerStore:
 
 KEPT: Final = timedelta(days=1)
 """After this time a stock-out is ignored."""
-MOMENT: Final[TypeAdapter[datetime]] = TypeAdapter(Moment)
+_ZONES: Final[TypeAdapter[dict[str, dict[str, datetime]]]] = TypeAdapter(dict[str, dict[str, Moment]])
 
 Pool = tuple[str, str, str]
 
@@ -355,11 +350,7 @@ def _dump_stock_outs(known: Mapping[Pool, datetime]) -> bytes:
 def _parse_stock_outs(machine_type: str, data: bytes) -> dict[Pool, datetime]:
     """The stock-outs in an object; empty where it cannot be read, as they are only hints."""
     try:
-        zones: dict[str, Any] = parse_document(data)["stock_outs"]
-        return {
-            (zone, machine_type, provisioning): MOMENT.validate_python(at)
-            for zone, models in zones.items()
-            for provisioning, at in models.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):  # a ValidationError is a ValueError
+        zones = _ZONES.validate_python(parse_document(data)["stock_outs"])
+    except (ValueError, KeyError):  # a ValidationError is a ValueError
         return {}
+    return {(zone, machine_type, model): at for zone, models in zones.items() for model, at in models.items()}
