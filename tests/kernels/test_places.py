@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.harness.processes import FRAMES_SIGNAL, Worker
+from kernels.harness.processes import FRAMES_SIGNAL, Worker, prepare_workers
 from tests.support.patience import PATIENCE_S
 
 WORKLOAD = """
@@ -41,8 +41,10 @@ def kernel_in_native_code(x):
 @pytest.fixture
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
     """A worker that calls the kernel of this name."""
-    (tmp_path / "mine.py").write_text(WORKLOAD)
-    worker = Worker({"device": "cpu", "threads": 1, "form": "file", "path": str(tmp_path / "mine.py")})
+    file = tmp_path / "mine.py"
+    file.write_text(WORKLOAD)
+    prepare_workers(file)
+    worker = Worker({"device": "cpu", "threads": 1, "form": "file", "path": str(file)})
     try:
         worker.ask("load", PATIENCE_S, form="file", name=request.param)
         worker.ask("bind", PATIENCE_S, case={"n": 16}, seed=1)

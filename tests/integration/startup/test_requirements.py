@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -71,9 +72,11 @@ def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(tmp_pa
     file = wheel(machine.payload / "own")
     wanted = RequirementList(pip=(file.name,))
     machine.provide(wanted)
-    code = "import tinykernel, torch; print(tinykernel.ANSWER)"
+    code = "import importlib.util, tinykernel; print(tinykernel.ANSWER, importlib.util.find_spec('torch').origin)"
     ran = subprocess.run([machine.host.python, "-c", code], capture_output=True, text=True)
-    assert ran.stdout == "42\n", ran.stderr
+    machines_own = importlib.util.find_spec("torch")
+    assert machines_own is not None
+    assert ran.stdout == f"42 {machines_own.origin}\n", ran.stderr
     assert machine.host.python != sys.executable
     first = machine.record()
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
