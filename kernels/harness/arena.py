@@ -45,10 +45,10 @@ from kernels.harness.judging import (
 )
 from kernels.harness.own import OwnCase
 from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.remembering import remembering_fault
 from kernels.harness.rivals import Rivals, probe_of
 from kernels.harness.scratch import Scratch
 from kernels.harness.spec import original_name
-from kernels.harness.timers import Timed
 from kernels.harness.turns import Contender
 from kernels.harness.users import Users
 from kernels.harness.workload import BuildFailed, Call, Check, Unavailable
@@ -75,13 +75,6 @@ REPEATED_BYTES: Mapping[str, int] = {"cuda": 1 << 30, "cpu": 64 << 20}
 """About so many bytes of them are judged at once, but at most an eighth of what is free."""
 REPEATED_S, REPEATED_SHARE = 2.0, 0.1
 """For how long: seconds, or this share of the time for which the case was timed, whichever is longer."""
-REMEMBERED = 1.03
-"""A call on inputs that were seen before may be at most this many times faster than one on new inputs."""
-REMEMBERED_PAIRS = (9, 25, 25)
-"""So many pairs are compared; further ones only if those before accuse."""
-REMEMBERED_OFTEN = 0.85
-"""In such a share of the pairs the second call must be the faster one. Of equal calls 8 of 9 are in one series of 50,
-22 of 25 in one of 10,000."""
 PINGS = 7
 ROOM_FOR_CALLS = 8
 """First calls are made at once if free memory has room for so many times the inputs of all implementations."""
@@ -550,7 +543,7 @@ class Arena:
         slack = CLOCK_LEAST_S + 10 * min(pings)
         if enough_samples and shortest > DISHONEST_CLOCK * most + slack and self.device.type == "cpu":
             return f"untrusted: it reports {most * 1e3:.3g} ms although at least {shortest * 1e3:.3g} ms passed"
-        return "" if name in self.repeated_baselines else self.remembers(hand)
+        return "" if name in self.repeated_baselines else remembering_fault(hand, self.device)
 
     def beyond_roof(self, case: OwnCase, seconds: float) -> str:
         """Why a time cannot be right because the call did more arithmetic, or moved more bytes, than the device can;
@@ -564,33 +557,3 @@ class Arena:
             if reached > IMPLAUSIBLE * most:
                 return f"implausible: {reached:.4g} {unit}, where this device was seen to reach {most:.4g}"
         return ""
-
-    def remembers(self, hand: Hand) -> str:
-        """Why an implementation is not trusted because it is faster on inputs that it has just seen than on new ones:
-        then the work was not timed. Empty where it is trusted. Each pair compares a call on new inputs with one on the
-        same inputs some calls later; values are written before either, so that both find the caches alike. A random
-        number of samples comes between, so that a machine that is busy at intervals accuses nobody."""
-        regime = "burst"
-        hand.ask("timer", regime=regime)
-
-        def sample_us() -> float:
-            reply = hand.ask("sample", regime=regime, first=0, keep=False)
-            return Timed(**reply["timed"]).latency_us
-
-        ratio = 1.0
-        for pairs in REMEMBERED_PAIRS:
-            new: list[float] = []
-            old: list[float] = []
-            for _ in range(pairs):
-                seed = secrets.randbits(62)
-                hand.ask("renew", seed=seed, sets=1)
-                new.append(sample_us())
-                for _ in range(1 + secrets.randbelow(5)):
-                    hand.ask("renew", seed=seed, sets=1)
-                    last = sample_us()
-                old.append(last)
-            ratio = statistics.median(new) / max(statistics.median(old), 1e-9)
-            faster = sum(after < before for before, after in zip(new, old, strict=True))
-            if ratio < REMEMBERED or faster < REMEMBERED_OFTEN * pairs:
-                return ""
-        return f"untrusted: {ratio:.2f} times as fast on inputs that it has seen before as on new ones"

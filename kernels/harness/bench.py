@@ -205,7 +205,7 @@ class Bench:
         self.keeps_memory = keeps_memory
         if fresh:
             for place, seed in enumerate(seeds):
-                self.refill(self.sets[place : place + 1], seed)
+                self.refill(self.sets[place : place + 1], self.drawn(seed).tensors())
             synchronize(self.device)
         answers: list[list[Any]] = [[] for _ in seeds]
         for number in range(calls):
@@ -243,18 +243,20 @@ class Bench:
             return {"fault": fault, "files": [], "tree": None}
         return self.reply_with_kept(folder, lend)
 
-    def renew(self, seed: int, sets: int | None = None) -> Reply:
-        """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`."""
-        self.refill(self.sets[:sets], seed)
+    def renew(self, seed: int, sets: int | None = None, scale: float | None = None) -> Reply:
+        """Writes the values of a seed into the inputs at the same addresses, in all sets or in the first `sets`. With
+        `scale` floating-point numbers of two bytes or more are multiplied by it; the reply says whether any were."""
+        fresh = self.drawn(seed).tensors()
+        can_scale = [scale is not None and one.is_floating_point() and one.element_size() > 1 for one in fresh]
+        self.refill(self.sets[:sets], [one * scale if can else one for one, can in zip(fresh, can_scale, strict=True)])
         self.seed = seed
         if self.large(HUGE_BYTES):
             self.tidy()
         synchronize(self.device)
-        return {}
+        return {"scaled": any(can_scale)}
 
-    def refill(self, sets: Sequence[tuple[Arguments, Any]], seed: int) -> None:
-        """Writes the values of a seed into the inputs of `sets`, and values that are no answer into their outputs."""
-        fresh = self.drawn(seed).tensors()
+    def refill(self, sets: Sequence[tuple[Arguments, Any]], fresh: Sequence[torch.Tensor]) -> None:
+        """Writes values into the inputs of `sets`, and values that are no answer into their outputs."""
         values = [fresh[place] for place in self.updates]
         self.values = [
             values if any(one is other for other in sets) else before

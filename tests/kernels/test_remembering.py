@@ -13,24 +13,32 @@ import torch
 from kernels.harness.arena import Arena
 from kernels.harness.hands import AnswerLimits, Hand
 from kernels.harness.own import OwnCase
+from kernels.harness.remembering import remembering_fault
 
 SLOW, FAST = 1900.0, 550.0
 
 
 class Played:
-    """An implementation's process whose samples take what `lasts` says of how often the seed was seen, and of how many
-    samples there were before."""
+    """An implementation's process whose samples take what `lasts` says of how often its inputs were seen, and of how
+    many samples there were before. With `learns` it is a processor that knows scaled inputs again."""
 
-    def __init__(self, lasts: Callable[[int, int], float]) -> None:
-        self.lasts, self.seen, self.seed, self.samples = lasts, dict[int, int](), 0, 0
+    def __init__(
+        self, lasts: Callable[[int, int], float], *, learns: bool = False, has_floats: bool = True, keeps: int = 1000
+    ) -> None:
+        self.lasts, self.learns, self.has_floats, self.keeps = lasts, learns, has_floats, keeps
+        self.seen, self.inputs, self.samples = dict[tuple[int, float], int](), (0, 1.0), 0
         self.walls: list[tuple[float, float, float]] = []
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
         if op == "renew":
-            self.seed = given["seed"]
+            is_scaled = self.has_floats and not self.learns and given.get("scale") is not None
+            self.inputs = given["seed"], given["scale"] if is_scaled else 1.0
+            return {"scaled": self.has_floats}
         if op == "sample":
-            before = self.seen.get(self.seed, 0)
-            self.seen[self.seed] = before + 1
+            before = self.seen.pop(self.inputs, 0)
+            self.seen[self.inputs] = before + 1
+            for forgotten in list(self.seen)[: -self.keeps]:
+                del self.seen[forgotten]
             self.samples += 1
             return {"timed": {"latency_us": self.lasts(before, self.samples - 1)}}
         return {}
@@ -39,12 +47,28 @@ class Played:
         return 0.0
 
 
-def judged(lasts: Callable[[int, int], float]) -> str:
-    return Arena.remembers(object(), Played(lasts))  # type: ignore[arg-type]
+def judged(lasts: Callable[[int, int], float], device: str = "cpu", **options: Any) -> str:
+    return remembering_fault(cast(Hand, Played(lasts, **options)), torch.device(device))
 
 
-def test_answers_kept_by_their_inputs_are_found_out() -> None:
-    assert judged(lambda seen, _: FAST if seen else SLOW).startswith("untrusted: 3.45 times as fast on inputs")
+@pytest.mark.parametrize("keeps", [1, 1000])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_answers_kept_by_their_inputs_are_found_out(device: str, keeps: int) -> None:
+    fault = judged(lambda seen, _: FAST if seen else SLOW, device, keeps=keeps)
+    assert fault.startswith("untrusted: 3.45 times as fast on inputs")
+
+
+def test_a_processor_that_learns_the_branches_of_its_inputs_accuses_nobody() -> None:
+    """On a GPU nothing is learned from one launch to the next, so there it would be no excuse."""
+    learned = {"lasts": lambda seen, _: 100.0 / (1 + 0.1 * min(seen, 3)), "learns": True}
+    assert judged(**learned) == ""
+    assert judged(**learned, device="cuda").startswith("untrusted: ")
+
+
+@pytest.mark.parametrize(("times", "is_trusted"), [(1.3, True), (3.0, False)])
+def test_without_numbers_to_scale_only_what_no_processor_learns_accuses(times: float, *, is_trusted: bool) -> None:
+    fault = judged(lambda seen, _: FAST if seen else FAST * times, learns=True, has_floats=False)
+    assert (fault == "") is is_trusted
 
 
 @pytest.mark.parametrize("first", [0, 1])
