@@ -57,6 +57,7 @@ def finished(path: Path, text: str, regime: str) -> tuple[set[str], dict[str, st
     asked = own(path / "mine.py", implementations=["*"], regime=regime, repeats=4)
     with HarnessProcess("measure", asked, path) as harness:
         _, facts = harness.finish()
+    assert named(facts, "case_finished"), f"{facts}\n{harness.log()}"
     (case,) = named(facts, "case_finished")
     return set(case["median_us"]), case["skipped"]
 
