@@ -32,11 +32,12 @@ class Scratch:
         remove_abandoned(place, prefix)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-            self.held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self.held, fcntl.LOCK_EX)
-            if self.path.exists():  # else somebody found it before it was held
-                return
-            os.close(self.held)
+            with contextlib.suppress(FileNotFoundError):  # somebody may have found it before it was held
+                self.held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(self.held, fcntl.LOCK_EX)
+                if self.path.exists():
+                    return
+                os.close(self.held)
 
     def folder_of(self, name: str, owners: tuple[int, int] | None = None) -> Path:
         """The folder for the answers of an implementation, made if need be. With `owners` it belongs to the first, a

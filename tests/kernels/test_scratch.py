@@ -78,3 +78,23 @@ def held_by(pid: int) -> set[Path]:
         with contextlib.suppress(OSError):  # closed meanwhile
             found.add(handle.readlink())
     return {path for path in found if path.name.startswith(of_harness.PREFIX)}
+
+
+TAKEN_AT_ONCE = """
+import pathlib, shutil, sys
+from kernels.harness.scratch import Scratch
+place, taken = pathlib.Path(sys.argv[1]), []
+def take(event, about):
+    if event == "open" and str(about[0]).startswith(str(place / "bench-answers-")) and not taken:
+        taken.append(about[0])
+        shutil.rmtree(about[0])
+sys.addaudithook(take)
+made = Scratch(place)
+print(made.path.is_dir(), len(taken), made.path in taken)
+"""
+
+
+def test_a_folder_that_another_harness_takes_for_abandoned_is_made_again(tmp_path: Path) -> None:
+    """For a moment nobody holds it, and harnesses that begin at the same time look for abandoned ones then."""
+    script = [sys.executable, "-c", TAKEN_AT_ONCE, str(tmp_path)]
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == "True 1 False\n"
