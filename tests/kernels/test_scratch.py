@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,21 +82,19 @@ def held_by(pid: int) -> set[Path]:
     return {path for path in found if path.name.startswith(of_harness.PREFIX)}
 
 
-TAKEN_AT_ONCE = """
-import pathlib, shutil, sys
-from kernels.harness.scratch import Scratch
-place, taken = pathlib.Path(sys.argv[1]), []
-def take(event, about):
-    if event == "open" and str(about[0]).startswith(str(place / "bench-answers-")) and not taken:
-        taken.append(about[0])
-        shutil.rmtree(about[0])
-sys.addaudithook(take)
-made = Scratch(place)
-print(made.path.is_dir(), len(taken), made.path in taken)
-"""
-
-
-def test_a_folder_that_another_harness_takes_for_abandoned_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_another_harness_takes_for_abandoned_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For a moment nobody holds it, and harnesses that begin at the same time look for abandoned ones then."""
-    script = [sys.executable, "-c", TAKEN_AT_ONCE, str(tmp_path)]
-    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == "True 1 False\n"
+    make, made = tempfile.mkdtemp, list[str]()
+
+    def make_and_lose_the_first(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            of_harness.remove_abandoned(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose_the_first)
+    held = of_harness.Scratch(tmp_path)
+    assert (held.path.is_dir(), str(held.path), len(made)) == (True, made[1], 2)
+    held.close()
