@@ -39,7 +39,8 @@ def remembering_fault(hand: Hand, device: torch.device) -> str:
     ratio = speed_up(partial(time_seen, hand))
     if ratio and device.type == "cpu":
         can_scale = hand.ask("renew", seed=secrets.randbits(62), sets=1, scale=SCALE)["scaled"]
-        if speed_up(partial(time_scaled, hand)) == 0.0 if can_scale else ratio < LEARNED:
+        is_learned = not speed_up(partial(time_scaled, hand)) if can_scale else ratio < LEARNED
+        if is_learned:
             return ""
     return f"untrusted: {ratio:.2f} times as fast on inputs that it has seen before as on new ones" if ratio else ""
 

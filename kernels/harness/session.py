@@ -21,13 +21,12 @@ from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena
 from kernels.harness.contenders import Crew
 from kernels.harness.facts import Silent, log_line
-from kernels.harness.hands import AnswerLimits, Hand
+from kernels.harness.hands import Hand
 from kernels.harness.judging import Session, build_all
 from kernels.harness.own import OwnWorkload
 from kernels.harness.processes import Answered, Lost
-from kernels.harness.starting import worker_starter
+from kernels.harness.starting import make_reader, worker_starter
 from kernels.harness.stopping import RACE
-from kernels.harness.users import JUDGE
 from kernels.harness.workload import Unavailable
 
 CASE_S, BLOCKS = 20.0, 30
@@ -114,9 +113,8 @@ class Referee:
         and `Unavailable`."""
         spec, workload = self.session.spec, self.session.spec.workload
         assert isinstance(workload, OwnWorkload), "only workloads of users have sessions"
-        candidate, device = OwnWorkload(workload.form, path), self.session.device
-        start_reader = worker_starter(candidate, device, spec.threads, reads=True)
-        reader = Hand(JUDGE, partial(start_reader, READER), AnswerLimits(spec.answer_limit_s or READ_LIMIT_S))
+        candidate = OwnWorkload(workload.form, path)
+        reader = make_reader(candidate, spec.answer_limit_s or READ_LIMIT_S, READER)
         try:
             description = reader.ask("describe")
         finally:
@@ -128,7 +126,7 @@ class Referee:
             raise Unavailable(f"its kernel {taken[0]} has the name of a baseline of the session")
         if not names:
             raise Unavailable("it has no kernel")
-        start = worker_starter(candidate, device, spec.threads)
+        start = worker_starter(candidate, self.session.device, spec.threads)
         for name in names:
             self.arena.hands[name] = Hand(name, partial(start, name), self.arena.limits)
             self.arena.hands[name].begin()

@@ -96,10 +96,10 @@ def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
         reader.end()
 
 
-def make_reader(workload: OwnWorkload, limit_s: float) -> Hand:
-    """A process that describes a workload."""
+def make_reader(workload: OwnWorkload, limit_s: float, user: str = JUDGE) -> Hand:
+    """A process that describes a workload, with the user of an implementation or of the judge."""
     start = worker_starter(workload, environment.default_device(), 1, reads=True)
-    return Hand(JUDGE, partial(start, JUDGE), AnswerLimits(limit_s))
+    return Hand(JUDGE, partial(start, user), AnswerLimits(limit_s))
 
 
 @contextlib.contextmanager

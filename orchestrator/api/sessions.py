@@ -108,8 +108,8 @@ def kernel_line(version: int, result: Study, kernel: str, found: CandidateVerdic
     first = found.baselines[:1]
     timed = [case for case in settings.cases if mean_time_us([case], kernel) is not None]
     first_us = mean_time_us(timed, *first) if first else 1.0
-    line = VersionLine(version, DROPPED, kernel, time_us=time_us, seconds=found.seconds)
-    line = replace(line, relative_time=None if first_us is None else time_us / first_us)
+    relative = None if first_us is None else time_us / first_us
+    line = VersionLine(version, DROPPED, kernel, time_us=time_us, seconds=found.seconds, relative_time=relative)
     if found.dropped:
         return line
     (alone,) = [one for one in settings.of_kernels() if one.subject == kernel] or [settings]

@@ -183,15 +183,16 @@ def promising_combination(untried: Sequence[Values], measured: Sequence[tuple[Va
     """The combination that may be the fastest by the times of others. A time is taken for a product of one factor a
     value; the factors are fitted to what was measured, as if each value had `SHRINKAGE` more measurements at the mean.
     Of a value that was tried n times, a factor of exp(-`HOPE` / (n + 1)) is hoped for besides."""
-    logs = [(values.items(), math.log(time)) for values, time in measured]
-    mean, tries = math.fsum(log for _, log in logs) / len(logs), Counter(item for items, _ in logs for item in items)
+    logs = [(values, math.log(time)) for values, time in measured]
+    mean = math.fsum(log for _, log in logs) / len(logs)
+    tries = Counter(item for values, _ in logs for item in values.items())
     factors: defaultdict[tuple[str, Scalar], float] = defaultdict(float)
     for _ in range(FITTING_ROUNDS):
         for name in measured[0][0]:
             sums: defaultdict[tuple[str, Scalar], float] = defaultdict(float)
-            for items, log in logs:
-                item = next(each for each in items if each[0] == name)
-                sums[item] += log - mean - sum(factors[each] for each in items if each != item)
+            for values, log in logs:
+                by_the_others = sum(factors[item] for item in values.items() if item[0] != name)
+                sums[name, values[name]] += log - mean - by_the_others
             factors.update({item: total / (tries[item] + SHRINKAGE) for item, total in sums.items()})
     return min(untried, key=lambda one: sum(factors[item] - HOPE / (1 + tries[item]) for item in one.items()))
 
