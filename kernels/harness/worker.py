@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from kernels.forms.definition import BadWorkload, place
+from kernels.forms.definition import BadWorkload, Definition, place
 from kernels.forms.load import load_workload
 from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
@@ -47,8 +47,6 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
         become_user(**settings["user"])
         end_with_parent()  # who becomes another user is not ended with its parent any more
     confine()
-    if settings.get("reads"):
-        torch.compile = leave_uncompiled
     handles = Handles()
     device = torch.device(settings["device"])
     if settings["threads"]:
@@ -63,8 +61,9 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 os._exit(0)
             try:
                 if request["op"] == "load":
+                    load = load_uncompiled if settings.get("reads") else load_workload
                     with without_collector():
-                        definition = load_workload(settings["form"], file)
+                        definition = load(settings["form"], file)
                     file = definition.file
                     name = request["name"]
                     subject = Judge(definition, device) if name is None else Bench(definition, name, device)
@@ -83,6 +82,19 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 if device.type == "cuda" and reply["error"] != "unavailable":
                     reply["sticky"] = is_broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
+
+
+def load_uncompiled(form: str, path: Path) -> Definition:
+    """The workload at `path`, with nothing compiled. A file that needs more of what `torch.compile` returns than that
+    it can be called is loaded with it. Raises `BadWorkload`."""
+    compile_model, torch.compile = torch.compile, leave_uncompiled
+    try:
+        return load_workload(form, path)
+    except BadWorkload:
+        torch.compile = compile_model
+        return load_workload(form, path)
+    finally:
+        torch.compile = compile_model
 
 
 def leave_uncompiled(model: Any = None, **options: Any) -> Any:

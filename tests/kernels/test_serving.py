@@ -108,6 +108,26 @@ with open({str(note)!r}, "w") as file:
         assert harness.step("build")[0] == 0
 
 
+def test_a_file_that_needs_the_compiler_to_be_read_is_read_with_it(tmp_path: Path, open_folder: Path) -> None:
+    note = open_folder / "compilers"
+    note.touch()
+    note.chmod(0o666)
+    text = f"""
+import torch
+compiler = getattr(torch, "comp" + "ile").__module__
+with open({str(note)!r}, "a") as file:
+    file.write(compiler + " ")
+if compiler != "torch":
+    raise AttributeError("_orig_mod")
+"""
+    with served(tmp_path, text + HONEST) as harness:
+        harness.until("preloaded")
+        assert harness.step("environment")[0] == 0, harness.log()
+        assert note.read_text().split() == ["kernels.harness.worker", "torch"]
+        assert harness.step("build")[0] == 0, harness.log()
+        assert note.read_text().split() == ["kernels.harness.worker", "torch"], "it is known from the first step"
+
+
 def test_what_a_kernel_writes_to_any_handle_is_never_a_fact(tmp_path: Path) -> None:
     forged = json.dumps({"fact": "case_finished", "forged": True})
     text = (
