@@ -86,6 +86,7 @@ class Rivals:
     hands: Mapping[str, Hand]
     is_busy: Callable[[], bool]
     cpu_s: Callable[[int], float] = processor_s
+    now_s: Callable[[], float] = time.perf_counter
     used_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """The processor time that each has used while others were timed, in seconds."""
     others_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -98,11 +99,11 @@ class Rivals:
     def watch(self, name: str) -> Callable[[], bool]:
         """Called before a sample. Returns the function to call after it, which says whether it was disturbed."""
         before = {rival: self.used_so_far(hand) for rival, hand in self.hands.items() if rival != name}
-        return partial(self.was_disturbed, name, before, time.perf_counter())
+        return partial(self.was_disturbed, name, before, self.now_s())
 
     def was_disturbed(self, name: str, before: Mapping[str, float], began: float) -> bool:
         """Whether anything else used the device since `began`."""
-        wall_s, used_s = time.perf_counter() - began, 0.0
+        wall_s, used_s = self.now_s() - began, 0.0
         for rival, start_s in before.items():
             used_by_rival_s = max(0.0, self.used_so_far(self.hands[rival]) - start_s)
             self.used_s[rival] += used_by_rival_s

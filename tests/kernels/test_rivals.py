@@ -74,14 +74,15 @@ class Device:
     """Simulated processes and a device: what `use` says that each does while a sample is taken."""
 
     def __init__(self, use: Callable[[str], dict[str, float]], busy: Callable[[str], bool] = lambda _: False) -> None:
-        self.use, self.busy, self.now = use, busy, ""
+        self.use, self.busy, self.now, self.clock_s = use, busy, "", 0.0
         self.cpu_s = dict.fromkeys((NOBODY + 1, NOBODY + 2, NOBODY + 3), 0.0)
         self.hands = {name: hand(pid) for name, pid in (("a", NOBODY + 1), ("b", NOBODY + 2), ("c", NOBODY + 3))}
-        self.rivals = Rivals(self.hands, lambda: self.busy(self.now), cpu_s=self.cpu_s.__getitem__)
+        self.rivals = Rivals(self.hands, lambda: self.busy(self.now), self.cpu_s.__getitem__, lambda: self.clock_s)
 
     def sample(self, name: str) -> bool:
         self.now = name
         was_disturbed = self.rivals.watch(name)
+        self.clock_s += 1.0
         for rival, seconds in self.use(name).items():
             worker = self.hands[rival].worker
             assert worker is not None
