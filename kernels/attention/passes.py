@@ -1,9 +1,7 @@
-"""Backward passes, alone and after their forward passes, as the harness calls them: ours, PyTorch's and those of
-others."""
+"""Backward passes, alone and after their forward passes, as the harness calls them: ours and PyTorch's."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -168,35 +166,3 @@ def efficient_backward(given: Inputs, causal: bool) -> Gradients:
     backward_inputs = (None, out, lse, seed, offset, 0.0, (True, True, True, False), causal)
     operator = aten._scaled_dot_product_efficient_attention_backward
     return lambda: tuple(operator(given.slope, *tensors, *backward_inputs)[:3])
-
-
-def flash_attention_4(case: Case, inputs: Inputs) -> Call:
-    """The passes of flash-attn-4 in its own layout, where it is installed. Raises `Unavailable`."""
-    try:
-        interface = importlib.import_module("flash_attn.cute.interface")
-        forward, backward = interface._flash_attn_fwd, interface._flash_attn_bwd
-    except Exception as exc:  # it is a compiler in Python, whose import may raise anything
-        raise Unavailable(f"flash-attn-4 does not import: {type(exc).__name__}: {exc}"[:200]) from exc
-    q, k, v, slope = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k, inputs.v, inputs.slope))
-    causal = case.shape.causal
-
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = forward(q, k, v, causal=causal, return_lse=True)[:2]
-        return out, lse
-
-    def both_passes() -> Tensors:
-        out, lse = run()
-        return (out, *backward(q, k, v, out, slope, lse, causal=causal)[:3])
-
-    try:
-        out, lse = run()
-        plan = both_passes
-        if case.direction == "backward":
-            plan = lambda: tuple(backward(q, k, v, out, slope, lse, causal=causal)[:3])  # noqa: E731
-        plan()
-        torch.cuda.synchronize()
-    except Exception as exc:  # compilers in Python may raise anything
-        error_text = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise Unavailable(f"flash-attn-4: {error_text}"[:200]) from exc
-    poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
-    return Call("flash-attn-4", plan, poisoned=poisoned, output=lambda all_: tuple(x.transpose(1, 2) for x in all_))

@@ -34,8 +34,13 @@ REGISTRY.add(
         listed=tuple(f"sdpa:{name}" for name in BACKENDS),
     )
 )
-REGISTRY.add(Entry("fa4", "kernels.attention.rivals:fa4_implementation"))
-REGISTRY.add(Entry("flex", "kernels.attention.rivals:flex_implementation"))
+REGISTRY.add(
+    Entry("fa4", "kernels.attention.rivals.flash:fa4_implementation", variants="(:split)?", listed=("fa4", "fa4:split"))
+)
+REGISTRY.add(Entry("fa3", "kernels.attention.rivals.flash:fa3_implementation"))
+REGISTRY.add(Entry("flex", "kernels.attention.rivals.flex:flex_implementation"))
+REGISTRY.add(Entry("cudnn-frontend", "kernels.attention.rivals.cudnn:cudnn_implementation"))
+REGISTRY.add(Entry("flashinfer", "kernels.attention.rivals.flashinfer:flashinfer_implementation"))
 
 
 def find_kernel(device: torch.device, *, threads: int = 0) -> AttentionKernel:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from kernels.harness.workload import Implementation, Site
 
-NAME = re.compile(r"([a-z][a-z0-9_]*)([@:].*)?", re.ASCII)
+NAME = re.compile(r"([a-z][a-z0-9_-]*)([@:].*)?", re.ASCII)
 
 Maker = Callable[[str, "Site"], "Implementation"]
 """Makes the implementation of a full name, not yet built. Raises `Unavailable` where it cannot be had."""

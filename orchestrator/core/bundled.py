@@ -38,11 +38,14 @@ KERNEL: Final = "bench"
 IMPLEMENTATIONS: Final = ("bench", "sdpa:default", "sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "sdpa:math")
 """The implementations that a run measures by default, in the order in which tables show them."""
 VARIANTS: Final = {
-    KERNEL: r"(@sm_[0-9]{2,3})?(:lse)?", "sdpa": ":(default|flash|efficient|cudnn|math)", "fa4": "", "flex": "",
+    KERNEL: r"(@sm_[0-9]{2,3})?(:lse)?", "sdpa": ":(default|flash|efficient|cudnn|math)", "fa4": "(:split)?",
+    "fa3": "", "flex": "", "cudnn-frontend": "", "flashinfer": "",
 }  # fmt: skip
 """Each implementation that the harness knows, and a pattern of what may follow its name. It repeats the harness's
 registry for the client."""
-CHOICES: Final = (*IMPLEMENTATIONS, "bench:lse", "bench@sm_80", "fa4", "flex")
+OTHERS_INSTALLED: Final = ("fa4", "fa4:split", "fa3", "flex", "cudnn-frontend", "flashinfer")
+"""Attention of others, which is measured if a configuration names it and the machine has it installed."""
+CHOICES: Final = (*IMPLEMENTATIONS, "bench:lse", "bench@sm_80", *OTHERS_INSTALLED)
 """Full names for messages. A name that contains a number has one example here."""
 DEFAULT: Final = "sdpa:default"
 """The default baseline of speed-ups."""

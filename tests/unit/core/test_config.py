@@ -231,7 +231,7 @@ my.yaml:9: budget.per_day_usd: expected an amount of dollars, got 'lots'
 my.yaml:9: budget.per_run_usd: must be at least 0, not -1
 --set measure.warmup=-1: measure.warmup: must be at least 0, not -1
 my.yaml:11: measure.grid: no grid called 'standart'; did you mean 'standard'? valid: {", ".join(sorted(GRIDS))}
-my.yaml:12: measure.implementations[1]: 'sdpa:flsh' is not a choice; did you mean 'sdpa:flash'? valid: bench, sdpa:default, sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math, bench:lse, bench@sm_80, fa4, flex
+my.yaml:12: measure.implementations[1]: 'sdpa:flsh' is not a choice; did you mean 'sdpa:flash'? valid: bench, sdpa:default, sdpa:flash, sdpa:efficient, sdpa:cudnn, sdpa:math, bench:lse, bench@sm_80, fa4, fa4:split, fa3, flex, cudnn-frontend, flashinfer
 my.yaml:13: measure.dtypes[0]: 'float8' is not a choice; did you mean 'float32'? valid: float16, bfloat16, float32
 my.yaml:15: measure.seed: given twice, first on line 14
 my.yaml:17: correctness.max_abs_error: must be more than 0.0, not 0
