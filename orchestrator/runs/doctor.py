@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.core.config.model import Config
+from orchestrator.core.config.model import Config, Environment
 from orchestrator.core.doctor import checks, here, project
 from orchestrator.core.doctor.here import CommandResult, HostCheck
 from orchestrator.core.doctor.verdicts import (
@@ -236,7 +236,7 @@ def here_tasks(around: Surroundings, config: Path | None) -> tuple[TaskRun, ...]
         TaskRun(checks.PRICES, lambda: here.check_prices(around.prices().as_of, around.now().date())),
         TaskRun(checks.EMBEDDED, lambda: here.check_embedded(around.embedded)),
         TaskRun(checks.COMPILER, lambda: here.check_compiler(computer.compiler(), uses)),
-        TaskRun(checks.TORCH, lambda: here.check_torch(computer.torch_version(), uses)),
+        TaskRun(checks.TORCH, lambda: here.check_torch(computer.torch_version(), uses, Environment().torch)),
     )
 
 

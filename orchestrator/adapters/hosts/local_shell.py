@@ -59,11 +59,12 @@ def installed_versions(needed: Sequence[str]) -> Mapping[str, str]:
 
 
 def torch_version() -> str:
-    """PyTorch's version without importing it, which takes seconds; empty where there is none."""
+    """PyTorch's version, and cuDNN's, without importing it, which takes seconds; empty where there is none."""
     if importlib.util.find_spec("torch") is None:
         return ""
     try:
-        return importlib.metadata.version("torch")
+        cudnn = installed_versions(("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")).values()
+        return ", cuDNN ".join([importlib.metadata.version("torch"), *cudnn][:2])
     except importlib.metadata.PackageNotFoundError:
         return "of unknown version"
 

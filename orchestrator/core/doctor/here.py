@@ -134,10 +134,20 @@ def check_compiler(path: str, needed: bool) -> CheckVerdict:
     return pass_verdict("not installed and not needed: machines in the cloud have their own")
 
 
-def check_torch(version: str, needed: bool) -> CheckVerdict:
+def judge_torch(version: str, wanted: str, text: str, where: str) -> CheckVerdict:
+    """Warns if a torch is older than `wanted`, which rented machines install. `where` begins the remedy."""
+    if () < parse_release(version) < parse_release(wanted):
+        older = (
+            f"older than torch {wanted} of rented machines, and so are the baselines that come with it, such as cuDNN"
+        )
+        return warn_verdict(f"{text}: {older}", f"{where}pip install torch=={wanted}")
+    return pass_verdict(text)
+
+
+def check_torch(version: str, needed: bool, wanted: str) -> CheckVerdict:
     """Checks PyTorch in this Python. `needed` says whether runs on the embedded cloud's machines use it."""
     if version:
-        return pass_verdict(f"torch {version}")
+        return judge_torch(version, wanted, f"torch {version}", "")
     if needed:
         return warn_verdict(
             "this Python has no torch: runs in the embedded cloud cannot measure PyTorch to compare with it",
@@ -249,7 +259,8 @@ def check_packages(found: Mapping[str, Any], needs: HostNeeds, name: str, python
     lack = lacks_packages(found, needs, name, python, torch)
     if lack is not None:
         return fail_verdict(lack.what, lack.remedy)
-    return pass_verdict(f"torch {found['torch']}, numpy {found['numpy']}, in {python}")
+    text = f"torch {found['torch']}, numpy {found['numpy']}, in {python}"
+    return judge_torch(str(found["torch"]), torch, text, f"on {name}: {python} -m ")
 
 
 def ssh_command_line(host: HostTarget, command: str) -> str:

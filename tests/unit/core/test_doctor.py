@@ -31,7 +31,7 @@ from orchestrator.core.doctor.verdicts import (
     too_slow,
     warn_verdict,
 )
-from orchestrator.core.hosts import HostTarget
+from orchestrator.core.hosts import HostNeeds, HostTarget
 from orchestrator.core.market.catalog import CATALOG, find_gpu
 from orchestrator.core.permissions import BATCH, LAUNCHER, LOOKER, permission_names
 from orchestrator.core.rest import RestAnswer, RestRequest, list_all_pages
@@ -497,11 +497,43 @@ def test_the_embedded_cloud_the_compiler_and_torch_matter_where_they_are_used() 
         CheckLevel.FAIL,
         CheckLevel.OK,
     ]
-    assert [here.check_torch(version, uses).level for version, uses in (("2", True), ("", True), ("", False))] == [
+    assert [here.check_torch(version, uses, "2").level for version, uses in (("2", True), ("", True), ("", False))] == [
         CheckLevel.OK,
         CheckLevel.WARN,
         CheckLevel.OK,
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "is_older"),
+    [
+        ("2.11.0+cu130", "2.13.0", True),
+        ("2.11.0+cu130, cuDNN 9.19.0.56", "2.13.0", True),
+        ("2.9.1", "2.13.0", True),
+        ("2.13.0+cu130", "2.13.0", False),
+        ("2.15.0", "2.13.0", False),
+        ("of unknown version", "2.13.0", False),
+        ("2.11.0", "", False),
+    ],
+)
+def test_a_torch_older_than_that_of_rented_machines_is_named_for_its_baselines(
+    version: str, wanted: str, is_older: bool
+) -> None:
+    packages = {"torch": version, "numpy": "2", "error": "", "usable": True, "compiles": "", "pythons": ()}
+    needs = HostNeeds(cuda=False, compiler=False, min_free_gb=1)
+    verdicts = [
+        (here.check_torch(version, True, wanted), f"pip install torch=={wanted}"),
+        (
+            here.check_packages(packages, needs, "box", "python3", wanted),
+            f"on box: python3 -m pip install torch=={wanted}",
+        ),
+    ]
+    for verdict, remedy in verdicts:
+        assert f"torch {version}" in verdict.why
+        assert (verdict.level, verdict.remedy) == ((CheckLevel.WARN, remedy) if is_older else (CheckLevel.OK, ""))
+        assert (
+            f"older than torch {wanted} of rented machines, and so are the baselines that come with it" in verdict.why
+        ) == is_older
 
 
 # What plain commands on a host mean, and that none of them changes it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ import pytest
 
 from orchestrator.analysis.bootstrap import Interval
 from orchestrator.analysis.verdicts import Mean, Noise, NoiseSource, Verdict, mean_of
+from orchestrator.core.bundled import OTHERS_INSTALLED
+from orchestrator.core.config.model import Environment
+from orchestrator.core.doctor.here import parse_release
 
 ROOT = Path(__file__).resolve().parents[3]
 F200, B200 = "h200-20261124-forward", "h200-20261126-backward"
@@ -222,6 +226,22 @@ def of_the_repeat() -> Iterator[str]:
     )
 
 
+def of_software() -> Iterator[str]:
+    """What was compared, and that a run of today compares with newer baselines."""
+    folders = (F200, B200, F100, B100, AGAIN)
+    environments = [json.loads((ROOT / "results" / folder / "environment.json").read_text()) for folder in folders]
+    ((torch, cudnn),) = {(one["torch"].partition("+")[0], one["cudnn"]) for one in environments}
+    today = Environment().torch
+    assert parse_release(torch) < parse_release(today), "measured with the newest: say so, and drop what is said of age"
+    yield (
+        f"All folders were measured with torch {torch} and cuDNN {cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}. "
+        f"A run of today installs torch {today} (`environment.torch`)"
+    )
+    compared = {row["baseline"] for folder in folders for row in rows(folder, "verdicts.csv")}
+    *others, last = [f"`{name}`" for name in OTHERS_INSTALLED if name not in compared]
+    yield f"Nothing here was compared with {', '.join(others)} or {last}, for which there are"
+
+
 def by_case(folder: str, baseline: str, regime: str) -> dict[str, float]:
     """How many times as fast, by the case's id."""
     return {row["case_id"]: float(row["ratio"]) for row in against(folder, baseline, regime) if row["ratio"]}
@@ -231,7 +251,7 @@ def flowing(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("told", [of_forward, of_backward, of_clocks, of_the_repeat])
+@pytest.mark.parametrize("told", [of_forward, of_backward, of_clocks, of_the_repeat, of_software])
 def test_what_is_said_of_published_folders_is_what_their_files_say(told: Callable[[], Iterator[str]]) -> None:
     text = flowing((ROOT / "results" / "README.md").read_text())
     assert [words for words in told() if words not in text] == []
