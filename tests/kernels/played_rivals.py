@@ -204,7 +204,8 @@ TYPES = {"HALF": torch.float16, "BFLOAT16": torch.bfloat16, "FLOAT": torch.float
 
 
 def cudnn(*, sums_sinks: bool = False, refusal: str = "") -> Any:
-    """The module `cudnn`. `streams` lists those that were set, `graphs` the graphs that were made. `sums_sinks`: the
+    """The module `cudnn`. `streams` lists those that were set, `graphs` and
+    `handles` those that were made. `sums_sinks`: the
     gradient of the sinks is added to what is there. `refusal`: what its check says of every graph."""
     module = SimpleNamespace(
         data_type=SimpleNamespace(**{name: name for name in TYPES}),
@@ -212,7 +213,8 @@ def cudnn(*, sums_sinks: bool = False, refusal: str = "") -> Any:
         heur_mode=SimpleNamespace(A="A", FALLBACK="FALLBACK"),
         streams=[],
         graphs=[],
-        create_handle=lambda: "a handle",
+        handles=[],
+        create_handle=lambda: module.handles.append("a handle") or "a handle",
         set_stream=lambda handle, stream: module.streams.append(stream),
         backend_version=lambda: 92000,
     )

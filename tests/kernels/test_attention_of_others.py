@@ -132,6 +132,28 @@ def test_the_harness_gives_each_entry_a_row_with_the_reason(tmp_path: Path) -> N
     assert all("needs a CUDA device" in reason for reason in case["skipped"].values())
 
 
+def test_a_small_case_of_each_preset_is_measured_on_a_processor_or_has_a_reason(tmp_path: Path) -> None:
+    shapes = []
+    for case in preset_cases():
+        s = case.shape
+        small = {"batch": 1, "heads": s.heads // 8, "kv_heads": max(1, s.kv_heads // 8), "seq_q": 20, "seq_k": 20}
+        small |= {"head_dim": s.head_dim, "causal": s.causal, "pass": case.direction}
+        small |= {"value_dim": s.value_dim} if s.value_dim else {}
+        small |= {"window": 7} if s.window else {}
+        small |= {"sinks": True} if s.sinks else {}
+        shapes += [] if small in shapes else [small]
+    names = ["bench", "sdpa:math", "cudnn-frontend"]
+    asked = spec(implementations=names, measure={"shapes": shapes, "dtypes": ["bfloat16"]}, repeats=2)
+    with HarnessProcess("measure", asked, tmp_path) as harness:
+        code, facts = harness.finish()
+    assert code == 0, harness.log()
+    cases = named(facts, "case_finished")
+    assert len(cases) == len(shapes) == 12
+    for case in cases:
+        assert set(case["median_us"]) | set(case["skipped"]) == set(names)
+        assert ("sdpa:math" in case["median_us"]) == ("-w7" not in case["case_id"])
+
+
 # What is not installed, or is something else.
 
 
@@ -233,10 +255,13 @@ def test_cudnn_builds_the_graphs_of_a_case_once_and_sets_the_stream_at_each_call
     assert len(module.streams) == sum(runs)
 
 
-def test_a_graph_that_cudnn_refuses_is_refused_in_its_words() -> None:
-    words = r"cudnn-frontend: s_q = s_kv = 1 is not supported\."
-    with pytest.raises(Unavailable, match=words), translate_errors(CUDNN.name):
-        cudnn.CudnnFrontend().call(played.cudnn(refusal="s_q = s_kv = 1 is not supported.\n"), *made(PLAIN))
+def test_a_graph_that_cudnn_refuses_is_refused_in_its_words_and_leaves_one_handle() -> None:
+    rival, module = cudnn.CudnnFrontend(), played.cudnn(refusal="s_q = s_kv = 1 is not supported.\n")
+    for _ in range(2):
+        words = r"cudnn-frontend: s_q = s_kv = 1 is not supported\."
+        with pytest.raises(Unavailable, match=words), translate_errors(CUDNN.name):
+            rival.call(module, *made(PLAIN))
+    assert module.handles == ["a handle"]
 
 
 def test_flash_attention_4_splits_the_keys_if_that_is_asked_for(tmp_path: Path) -> None:
@@ -331,7 +356,9 @@ def classic(module: Any) -> Any:
 def preset_cases() -> list[Case]:
     """The cases of NVIDIA's presets."""
     grids = yaml.safe_load((ROOT / "configs" / "grids.yaml").read_text(encoding="utf-8"))
-    presets = [resolve_grid(name, grids) for name in ("llama3.1", "deepseek-v3", "gpt-oss", "gpt-oss-sinks")]
+    presets = [
+        resolve_grid(name, grids) for name in ("llama3.1", "llama3.1-8b", "deepseek-v3", "gpt-oss", "gpt-oss-sinks")
+    ]
     return [
         case
         for grid in presets
@@ -343,7 +370,7 @@ def test_each_case_of_nvidias_presets_has_a_rival_beside_the_bundled_kernel() ->
     takers = {
         case.id: {name for name, one in ENTRIES.items() if not one.refuse(case, HOPPER)} for case in preset_cases()
     }
-    assert len(takers) == 46
+    assert len(takers) == 56
     assert all({"fa4", "cudnn-frontend"} <= names for names in takers.values())
     assert all(("fa3" in names) == ("sinks" not in case_id) for case_id, names in takers.items())
     assert all(("flashinfer" in names) == ("backward" not in case_id) for case_id, names in takers.items())

@@ -160,7 +160,7 @@ def test_a_shape_that_a_spec_cannot_have_is_refused_with_its_key(changes: dict[s
         WORKLOAD.cases({"shapes": [shape(4, **changes)], "dtypes": ["float16"]}, "measure")
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "deepseek-v3", "gpt-oss", "gpt-oss-sinks"])
+@pytest.mark.parametrize("name", ["llama3.1", "llama3.1-8b", "deepseek-v3", "gpt-oss", "gpt-oss-sinks"])
 def test_the_cuda_kernels_have_a_way_for_every_case_of_a_preset(name: str) -> None:
     machine = Machine(next(chip for chip in CHIPS if chip.name == "hopper"), 132, 50 * 2**20, hopper=True)
     grid = resolve_grid(name, GRIDS)

@@ -6,7 +6,7 @@ installed, which may be newer, and has windows and sinks besides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from kernels.attention import correctness
 from kernels.attention.case import SINKS, VALUE_WIDTH, WINDOW, Case
 from kernels.attention.problem import Inputs
 from kernels.attention.rivals.package import Package, Rival
-from kernels.harness.workload import Call, Implementation, Site
+from kernels.harness.workload import Call, Implementation, Plan, Site
 
 CUDNN_FRONTEND = Package(
     name="cudnn-frontend",
@@ -58,7 +58,7 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltGraphs:
     """The graphs of a case, each with its workspace, and the handle that they run on."""
 
     cudnn: Any
@@ -69,7 +69,7 @@ class Built:
         """Enqueues a graph on the current stream."""
         graph, workspace = self.graphs[name]
         self.cudnn.set_stream(handle=self.handle, stream=stream_of(workspace.device))
-        slots = {graph.slots[name]: tensor for name, tensor in tensors.items()}
+        slots = {graph.slots[slot]: tensor for slot, tensor in tensors.items()}
         graph.graph.execute(slots, workspace, handle=self.handle)
 
 
@@ -80,13 +80,14 @@ class CudnnFrontend(Rival):
 
     def __init__(self) -> None:
         self.case_id = ""
-        self.built: Built | None = None
+        self.built: BuiltGraphs | None = None
+        self.handle: Any = None
 
     def call(self, module: Any, case: Case, inputs: Inputs) -> Call:
         """The graphs of a case, bound to memory for their results."""
         if self.built is None or self.case_id != case.id:
-            handle = module.create_handle() if self.built is None else self.built.handle
-            self.built, self.case_id = build_graphs(module, handle, case, inputs.q.device), case.id
+            self.handle = self.handle or module.create_handle()
+            self.built, self.case_id = build_graphs(module, self.handle, case, inputs.q.device), case.id
         built, training = self.built, case.direction != "forward"
         given = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         given |= {} if inputs.sinks is None else {"sink_token": inputs.sinks.reshape(sizes_of(case)["sink_token"])}
@@ -96,11 +97,12 @@ class CudnnFrontend(Rival):
         backend = f", cuDNN {module.backend_version()}" + "".join(f", {engine}" for engine in engines.values())
         poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
         if not training:
-            return Call(backend, answer_of(forward, results["o"]), poisoned=poisoned)
+            return Call(backend, make_plan([forward], results["o"]), poisoned=poisoned)
         forward()
         gradients = allocate_results(case, inputs, (*GRADIENTS, *(["dSink_token"] if case.shape.sinks else [])))
         backward = partial(built.run, "backward", given | results | {"dO": inputs.slope} | gradients)
-        steps, answers = [backward], list(gradients.values())
+        steps: list[Callable[[], Any]] = [backward]
+        answers = list(gradients.values())
         if case.shape.sinks:
             backward()
             if not gradients["dSink_token"].isfinite().all():  # it adds to what is there, which is NaN
@@ -108,12 +110,11 @@ class CudnnFrontend(Rival):
             answers[-1] = answers[-1].reshape(-1)
         if case.direction == "both":
             steps, answers = [forward, *steps], [results["o"], *answers]
-        return Call(backend, answer_of(*steps, tuple(answers)), poisoned=poisoned)
+        return Call(backend, make_plan(steps, tuple(answers)), poisoned=poisoned)
 
 
-def answer_of(*steps_and_answer: Any) -> Any:
-    """A plan that makes the steps, which write the answer, the last argument, and returns it."""
-    *steps, answer = steps_and_answer
+def make_plan(steps: Sequence[Callable[[], Any]], answer: Any) -> Plan:
+    """A plan that makes the steps, which write into the answer, and returns it."""
 
     def plan() -> Any:
         for step in steps:
@@ -166,8 +167,8 @@ def options_of(cudnn: Any, case: Case) -> dict[str, Any]:
     return options | ({"diagonal_band_left_bound": s.window} if s.window else {})
 
 
-class Drawing:
-    """A graph that is being described."""
+class GraphBuilder:
+    """Describes the graph of a case."""
 
     def __init__(self, cudnn: Any, handle: Any, case: Case) -> None:
         single = cudnn.data_type.FLOAT
@@ -179,7 +180,7 @@ class Drawing:
             handle=handle,
         )
 
-    def tensors(self, *names: str) -> dict[str, Any]:
+    def add_tensors(self, *names: str) -> dict[str, Any]:
         """Tensors of the graph with memory of their own."""
         return {
             name: self.graph.tensor(
@@ -191,7 +192,7 @@ class Drawing:
             for name in names
         }
 
-    def mark(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def declare_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """The results of an operation, of which memory is given."""
         for name, tensor in results.items():
             tensor.set_output(True).set_dim(list(self.sizes[name])).set_stride(list(strides_of(self.sizes[name])))
@@ -201,31 +202,31 @@ class Drawing:
 
 def forward_graph(cudnn: Any, handle: Any, case: Case) -> Graph:
     """The graph of a forward pass; with the log-sum-exps if a backward pass needs them."""
-    drawing, training = Drawing(cudnn, handle, case), case.direction != "forward"
-    given = drawing.tensors("q", "k", "v", *(["sink_token"] if case.shape.sinks else []))
+    builder, training = GraphBuilder(cudnn, handle, case), case.direction != "forward"
+    given = builder.add_tensors("q", "k", "v", *(["sink_token"] if case.shape.sinks else []))
     options = options_of(cudnn, case)
-    out, stats = drawing.graph.sdpa(name="forward", **given, generate_stats=training, **options)
-    return Graph(drawing.graph, given | drawing.mark({"o": out} | ({"stats": stats} if training else {})))
+    out, stats = builder.graph.sdpa(name="forward", **given, generate_stats=training, **options)
+    return Graph(builder.graph, given | builder.declare_results({"o": out} | ({"stats": stats} if training else {})))
 
 
 def backward_graph(cudnn: Any, handle: Any, case: Case) -> Graph:
     """The graph of a backward pass, from the inputs and results of a forward pass."""
-    drawing = Drawing(cudnn, handle, case)
+    builder = GraphBuilder(cudnn, handle, case)
     names = ("q", "k", "v", "o", "dO", "stats", *(("sink_token", "dSink_token") if case.shape.sinks else ()))
-    given = drawing.tensors(*names)
+    given = builder.add_tensors(*names)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    results = drawing.graph.sdpa_backward(
+    results = builder.graph.sdpa_backward(
         name="backward", **given, use_deterministic_algorithm=deterministic, **options_of(cudnn, case)
     )
-    return Graph(drawing.graph, given | drawing.mark(dict(zip(GRADIENTS, results, strict=True))))
+    return Graph(builder.graph, given | builder.declare_results(dict(zip(GRADIENTS, results, strict=True))))
 
 
-def build_graphs(cudnn: Any, handle: Any, case: Case, device: torch.device) -> Built:
+def build_graphs(cudnn: Any, handle: Any, case: Case, device: torch.device) -> BuiltGraphs:
     """The graphs that a case needs, built."""
     graphs = {"forward": forward_graph(cudnn, handle, case)}
     if case.direction != "forward":
         graphs["backward"] = backward_graph(cudnn, handle, case)
-    return Built(cudnn, handle, {name: (graph, graph.build(cudnn, device)) for name, graph in graphs.items()})
+    return BuiltGraphs(cudnn, handle, {name: (graph, graph.build(cudnn, device)) for name, graph in graphs.items()})
 
 
 def stream_of(device: torch.device) -> int:

@@ -592,7 +592,7 @@ def test_a_window_counts_the_keys_that_are_seen() -> None:
     assert case.id == "b1-h1-kv1-q5-k4-d1-causal-w2-float16"
 
 
-PRESETS = ("deepseek-v3", "gpt-oss", "gpt-oss-sinks", "llama3.1")
+PRESETS = ("deepseek-v3", "gpt-oss", "gpt-oss-sinks", "llama3.1", "llama3.1-8b")
 
 
 @pytest.mark.parametrize("name", PRESETS)
