@@ -157,6 +157,28 @@ class Listener(ThreadingHTTPServer):
         self.url = f"http://{LOOPBACK}:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, name=name, daemon=True).start()
 
+    def reply_to(
+        self, method: str, target: str, headers: Mapping[str, str], pieces: Iterator[bytes], length: int | None
+    ) -> Reply:
+        """The answer to a request that the guard allows. Raises `Reset`, and `OSError` if the client is gone, or if
+        what it sent is not HTTP."""
+        caller = self.guard.caller(headers.get("authorization", ""))
+        request = HttpRequest(method, target, headers, pieces, length, None if caller == CLIENT else caller)
+        try:
+            return self.answer(request)
+        except (Reset, OSError):
+            raise
+        except ApiError as error:
+            return json_reply(error.status, error.document())
+        except Exception:
+            log.exception("%s %s failed", method, target)
+            message = "the embedded cloud failed at this request; its log says why"
+            return json_reply(500, error_document(500, message, "backendError"))
+
+    def date(self, target: str) -> str:
+        """The Date header of an answer, from the cloud's clock, which the weather may have changed."""
+        return formatdate(None if self.now is None else self.now(target).timestamp(), usegmt=True)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         with self.lock:
             self.connections.add(request)
@@ -226,11 +248,8 @@ class Exchange(BaseHTTPRequestHandler):
         self.send(refusal_reply(refused))
         return False
 
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        """The Date header, from the cloud's clock, which the weather may have changed."""
-        if timestamp is None and self.server.now is not None:
-            return formatdate(self.server.now(getattr(self, "path", "")).timestamp(), usegmt=True)
-        return super().date_time_string(timestamp)
+    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - the answer's, and no other
+        return self.server.date(getattr(self, "path", ""))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class named it
         """Logs nothing: clients report their own errors."""
@@ -253,10 +272,8 @@ class Exchange(BaseHTTPRequestHandler):
     def exchange(self) -> None:
         """Answers one request."""
         pieces, length = self.pieces(), self.body_length
-        caller = self.server.guard.caller(self.lower.get("authorization", ""))
-        vm = None if caller == CLIENT else caller
         try:
-            reply = self._answer(HttpRequest(self.command, self.path, self.lower, pieces, length, vm))
+            reply = self.server.reply_to(self.command, self.path, self.lower, pieces, length)
         except (Reset, OSError):
             self.cut()
             return
@@ -271,19 +288,6 @@ class Exchange(BaseHTTPRequestHandler):
             reply.close()
             reply = json_reply(malformed.status, malformed.document())
         self.send(reply)
-
-    def _answer(self, request: HttpRequest) -> Reply:
-        """Raises `Reset`, and `OSError` if the client is gone, or if what it sent is not HTTP."""
-        try:
-            return self.server.answer(request)
-        except (Reset, OSError):
-            raise
-        except ApiError as error:
-            return json_reply(error.status, error.document())
-        except Exception:
-            log.exception("%s %s failed", self.command, self.path)
-            message = "the embedded cloud failed at this request; its log says why"
-            return json_reply(500, error_document(500, message, "backendError"))
 
     def _drained(self, pieces: Iterator[bytes], length: int | None) -> bool:
         """Reads the rest of the body. Returns whether its end was reached, so that the next request can follow. Raises

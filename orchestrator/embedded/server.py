@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from orchestrator.embedded import device
@@ -137,7 +136,9 @@ class EmbeddedCloud:
         self.operations = commons.operations
         self._write_off()
         pace = durations or (SIMULATED if self.timeline.simulated else REAL)
-        self.fleet = Fleet(commons, VmSite(pace, machines, self._scratch(), self._endpoints))
+        self.fleet = Fleet(
+            commons, VmSite(pace, machines, self._scratch(), lambda: (self.compute_url, self.storage_url))
+        )
         self.guard = Guard(self.token, self.fleet.by_token)
         policies = Policies(project, self.store)
         self._listen(
@@ -146,9 +147,6 @@ class EmbeddedCloud:
         if weather is not None:
             self.weather.replace(weather)
         self._beat()
-
-    def _endpoints(self) -> tuple[str, str]:
-        return self.compute_url, self.storage_url
 
     def _commons(self, quotas: dict[str, float] | None) -> Commons:
         ids = Ids()
@@ -203,7 +201,7 @@ class EmbeddedCloud:
     def _listen(self, compute: Router, storage: Router) -> None:
         def touching(answer: Callable[[HttpRequest], Reply]) -> Callable[[HttpRequest], Reply]:
             def touch_and_answer(request: HttpRequest) -> Reply:
-                self.touch()
+                self.touched_at = time.monotonic()
                 return answer(request)
 
             return touch_and_answer
@@ -221,9 +219,7 @@ class EmbeddedCloud:
     def __enter__(self) -> EmbeddedCloud:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -235,9 +231,6 @@ class EmbeddedCloud:
         for listener in self.listeners:
             listener.close()
         self.storage.close()
-        self._close_state()
-
-    def _close_state(self) -> None:
         self.timeline.close()
         self.store.close()
 
@@ -278,10 +271,6 @@ class EmbeddedCloud:
         return True
 
     # For the daemon
-
-    def touch(self) -> None:
-        """Notes that the cloud was used now."""
-        self.touched_at = time.monotonic()
 
     @property
     def idle_s(self) -> float:

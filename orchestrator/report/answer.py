@@ -49,12 +49,21 @@ class Failure:
         return tuple(dict.fromkeys(case for cases in self.reasons.values() for case in cases))
 
     @property
-    def text(self) -> str:
-        """`mine is WRONG in 1 of 4 cases: max abs error 3`; further reasons are counted."""
+    def badge(self) -> str:
+        """What the implementation is called: `WRONG`."""
+        return FAILURES.get(self.kind, self.kind)
+
+    @property
+    def where(self) -> str:
+        """`in 1 of 4 cases: max abs error 3`; further reasons are counted."""
         first, *other_reasons = self.reasons
         and_others = f" (and {count(len(other_reasons), 'other reason')})" if other_reasons else ""
-        what = f"{VERBS.get(self.kind, '')}{FAILURES.get(self.kind, self.kind)}"
-        return f"{self.implementation} {what} in {len(self.cases)} of {count(self.total, 'case')}: {first}{and_others}"
+        return f"in {len(self.cases)} of {count(self.total, 'case')}: {first}{and_others}"
+
+    @property
+    def text(self) -> str:
+        """`mine is WRONG in 1 of 4 cases: max abs error 3`."""
+        return f"{self.implementation} {VERBS.get(self.kind, '')}{self.badge} {self.where}"
 
     @property
     def is_wrong(self) -> bool:

@@ -11,7 +11,7 @@ from orchestrator.analysis.study import Study
 from orchestrator.core.bundled import counting_convention
 from orchestrator.core.text import count
 from orchestrator.report import boards, figures, tables
-from orchestrator.report.answer import FAILURES, FAULTS, HERE, Failure, failures, rows_of
+from orchestrator.report.answer import FAULTS, HERE, failures, rows_of
 from orchestrator.report.page import (
     Box,
     Code,
@@ -75,22 +75,16 @@ def _head(report: Report) -> Iterable[Part]:
     yield Text(
         " · ".join((*report.device_facts()[1:], *([study.regime] if study.regime else []), report.cases)), "soft"
     )
-    yield from (_failure_verdict(one) for one in failures(study, FAULTS))
+    yield from (
+        Verdicts(failure.implementation, failure.badge, "wrong" if failure.is_wrong else "slower", failure.where)
+        for failure in failures(study, FAULTS)
+    )
     yield from (Text(words, "warn") for words in report.incomplete())
     for part in study.parts()[:1]:
         yield from (one for name in part.kernels if (one := _kernel_verdict(part, name)) is not None)
     yield from (Text(one.text, "soft") for one in failures(study, [HERE]))
     if other_settings := [part.settings[0].name for part in study.parts()[1:] if part.contrasts]:
         yield Text(f"These are of {study.settings[0].name}; below also {' and '.join(other_settings)}.", "soft")
-
-
-def _failure_verdict(failure: Failure) -> Part:
-    """What an implementation did wrong, in red: what it is called, in how many cases, and why."""
-    first, *other_reasons = failure.reasons
-    and_others = f" (and {count(len(other_reasons), 'other reason')})" if other_reasons else ""
-    where = f"in {len(failure.cases)} of {count(failure.total, 'case')}: {first}{and_others}"
-    badge = FAILURES.get(failure.kind, failure.kind)
-    return Verdicts(failure.implementation, badge, "wrong" if failure.is_wrong else "slower", where)
 
 
 def _kernel_verdict(part: Study, kernel: str) -> Part | None:

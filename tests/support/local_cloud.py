@@ -12,6 +12,7 @@ from orchestrator.embedded.daemon import acquire_lock, published_cloud
 from orchestrator.embedded.documents import private_folder
 from orchestrator.embedded.resources import Zones
 from orchestrator.embedded.server import EmbeddedCloud
+from tests.support.direct import asked_directly
 
 NO_PROCESS = 0
 """What clients are told to end if the cloud does not answer: not the process of the tests."""
@@ -27,7 +28,7 @@ def start_cloud(home: Path, advice: Zones | None = None) -> tuple[EmbeddedCloud,
 
     def serve() -> None:
         try:
-            with lock, published_cloud(home, NO_PROCESS) as cloud:
+            with lock, published_cloud(home, NO_PROCESS) as cloud, asked_directly(cloud):
                 cloud.compute.advised = advice
                 clouds.append(cloud)
                 ready.set()

@@ -1,7 +1,7 @@
 """A VM that is a Python generator, for simulated time: it does what a script says, at the moments that it says.
 
-A script is `def script(vm: ScriptedVm) -> Steps`; each `yield s` lets `s` seconds pass. It talks to the cloud over HTTP
-as a real VM does. An operating system's shutdown is raised in it as `ShutDown`, a struck harness or agent as `Struck`;
+A script is `def script(vm: ScriptedVm) -> Steps`; each `yield s` lets `s` seconds pass. It asks the cloud by
+HTTP as a real VM does. An operating system's shutdown is raised in it as `ShutDown`, a struck harness or agent as `Struck`;
 both may be caught. A killed VM's generator is closed, and whatever it asks of the cloud after that raises `Gone`.
 """
 
@@ -17,7 +17,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from orchestrator.embedded.documents import utc_stamp
 from orchestrator.embedded.guest import Guest, GuestMachine, MachineFactory
+from orchestrator.embedded.listener import Reset
 from orchestrator.embedded.timeline import Alarm
+from tests.support.direct import answer, listener_at
 from tests.support.patience import PATIENCE_S
 
 Steps = Generator[float, None, int | None]
@@ -161,21 +163,33 @@ class ScriptedVm:
     def _try(self, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> bytes:
         if self.dead:
             raise Gone(self.name)
-        split = urlsplit(url)
-        connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=PATIENCE_S)
-        try:
-            target = f"{split.path}?{split.query}" if split.query else split.path
-            token = {"Authorization": f"Bearer {self.guest.token}"}
-            connection.request(method, target, body, token | headers)
-            response = connection.getresponse()
-            data = response.read()
-        finally:
-            connection.close()
+        split, token = urlsplit(url), {"Authorization": f"Bearer {self.guest.token}"}
+        target = f"{split.path}?{split.query}" if split.query else split.path
+        status, data = self._exchange(split.netloc, method, target, body, token | headers)
         if self.dead:
             raise Gone(self.name)
-        if response.status >= 400:
-            raise HttpFailure(response.status, data)
+        if status >= 400:
+            raise HttpFailure(status, data)
         return data
+
+    def _exchange(
+        self, netloc: str, method: str, target: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """The status and the body of the answer."""
+        if (listener := listener_at(netloc)) is not None:
+            lower = {"host": netloc} | {name.lower(): value for name, value in headers.items()}
+            try:
+                reply = answer(listener, method, target, lower, body or b"")
+            except Reset as exc:
+                raise ConnectionResetError("the connection was cut") from exc
+            return reply.status, b"".join(reply.pieces())
+        connection = http.client.HTTPConnection(netloc, timeout=PATIENCE_S)
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
 
 
 class ScriptedMachine:

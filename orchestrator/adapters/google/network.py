@@ -18,7 +18,7 @@ from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.exceptions import MutualTLSChannelError
 from google.auth.transport import DEFAULT_REFRESH_STATUS_CODES
 from google.auth.transport.requests import AuthorizedSession, Request
-from requests.adapters import HTTPAdapter
+from requests.adapters import BaseAdapter, HTTPAdapter
 
 from orchestrator.adapters.clock import Offset, SystemClock
 from orchestrator.adapters.google.errors import Garbled
@@ -36,6 +36,8 @@ CONNECTIONS: Final = 32
 AGENT: Final = "spotbench (gzip)"
 """Google compresses its answers for clients that have `gzip` here as well."""
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+ADAPTERS: Final[dict[str, BaseAdapter]] = {}
+"""What answers in this process, without a connection, in the place of servers: by the beginnings of their URLs."""
 AUTHORITIES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Variables that name certificate authorities: the first that is set counts."""
 
@@ -70,6 +72,8 @@ class PlainSession(requests.Session):
         self.auth = lambda request: request
         for scheme in ("https://", "http://"):
             self.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
+        for beginning, adapter in ADAPTERS.items():
+            self.mount(beginning, adapter)
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
         parts = urlsplit(url)

@@ -36,6 +36,7 @@ from orchestrator.runs.launch import LaunchContext, PayloadSource, RunOrder, beg
 from orchestrator.store.documents import ImageRecords, LedgerStore, Shelf, StockOuts
 from orchestrator.store.events import EventLog
 from orchestrator.store.index import RunIndex
+from tests.support.direct import asked_directly
 from tests.support.discovery import Recorder
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_machines import Script, ScriptedVm, ShutDown, Steps, scripted
@@ -301,7 +302,8 @@ def staged(home: Path, script: Script | None = None, **options: Any) -> Iterator
     timeline = SimulatedTimeline()
     checker = Recorder()
     machines = scripted(script or good_vm())
-    with EmbeddedCloud(home=home, timeline=timeline, machines=machines, observer=checker, **options) as cloud:
+    made = EmbeddedCloud(home=home, timeline=timeline, machines=machines, observer=checker, **options)
+    with made as cloud, asked_directly(cloud):
         yield Stage(cloud, timeline, Heard(), checker)
         checker.assert_all_valid()
         assert cloud.images.documents() == [], "an image is left, and nothing deletes one by itself"

@@ -55,6 +55,7 @@ from tests.search.chaos.hosted import Hosted
 from tests.search.chaos.judge import CRASHED, OBEYED, UNENDED, WINDOWS, Broken, Judge, Launching
 from tests.search.chaos.junk import Place, written
 from tests.search.chaos.scenario import ZONES, Client, Junk, Meddling, Scenario
+from tests.support.direct import asked_directly
 from tests.support.scripted_machines import ScriptedVm, Steps, scripted
 from tests.support.simulated_timeline import SimulatedTimeline
 
@@ -96,7 +97,8 @@ class Arena:
 def arena(home: Path, rules: Rules | None = None) -> Iterator[Arena]:
     made = Arena(home, rules)
     try:
-        yield made
+        with asked_directly(made.cloud):
+            yield made
     finally:
         made.close()
 

@@ -9,7 +9,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -23,6 +23,7 @@ from orchestrator.core.fleet import batch as rules
 from orchestrator.core.fleet.jobs import ChildOrder, JobSpec, PayloadRef
 from orchestrator.core.names import child_run
 from orchestrator.embedded.server import EmbeddedCloud
+from tests.support.direct import asked_directly
 from tests.support.memory_bucket import MemoryBucket
 from tests.support.scripted_machines import ScriptedVm, ShutDown, Steps, Struck, scripted
 from tests.support.simulated_clock import TimelineClock
@@ -145,6 +146,8 @@ class Story:
         self.cloud = EmbeddedCloud(
             home, timeline=self.timeline, machines=scripted(self.deeds.child), weather={"faults": faults}
         )
+        self.connections = ExitStack()
+        self.connections.enter_context(asked_directly(self.cloud))
         self.children, self.parallel, self.wall_s = children, parallel, wall_s
         self.looks = 0
         self.open = set(range(children))
@@ -167,6 +170,7 @@ class Story:
         )
 
     def close(self) -> None:
+        self.connections.close()
         self.cloud.close()
 
     def job(self, indexes: list[int], attempts: dict[int, int]) -> JobSpec:
