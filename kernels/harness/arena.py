@@ -135,6 +135,8 @@ class Arena:
     scratch: Scratch = field(default_factory=Scratch)
     users: Users | None = None
     """The users of the processes, if these have users of their own."""
+    quiet: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    """The context in which times are measured."""
     sanitize: Callable[[str, OwnCase, int], str] | None = None
     """What a sanitizer finds in one call of an implementation, on the inputs of a seed; None where none is wanted."""
 
@@ -376,7 +378,9 @@ class Arena:
         fault = self.verdict(hand, case, seed, answer)
         if not fault.passed:
             return replace(fault, reason=f"right before timing, wrong after: {fault.reason}")
-        if reason := self.afterthoughts(name, case):
+        with self.quiet():
+            reason = self.afterthoughts(name, case)
+        if reason:
             return replace(fault, passed=False, reason=reason)
         # The code of a control is judged where it is not one.
         if original_name(name) != name or name in self.repeated_baselines:

@@ -81,6 +81,8 @@ class Hand:
         self.worker: Worker | None = None
         self.loading: Worker | None = None
         """The process until its answer to `load` is read."""
+        self.due: tuple[str, ...] = ()
+        """The requests that the loading process has got: `import`, `load`, or both."""
         self.hangs = 0
         self.record: Mapping[str, Any] | None = None
         self.sets = 1
@@ -104,8 +106,23 @@ class Hand:
     def begin(self) -> None:
         """Starts the process, which loads while this one goes on, unless it runs already."""
         if self.worker is None and self.loading is None:
-            self.loading = self.start()
+            self.loading, self.due = self.start(), ()
+        if self.loading is not None and "load" not in self.due:
             self.loading.send("load", name=original_name(self.name) or None)
+            self.due = (*self.due, "load")
+
+    def begin_import(self) -> None:
+        """Starts the process, which imports the workload. Until `begin` it leaves the device alone, and may still be
+        given another name."""
+        self.loading, self.due = self.start(), ("import",)
+        self.loading.send("import", name=self.name)
+
+    def imported(self, limit_s: float) -> Mapping[str, Any]:
+        """The names of the workload's implementations and baselines, once it is imported. Raises `Lost` and
+        `Answered`."""
+        assert self.loading is not None, "it was begun"
+        self.due = self.due[1:]
+        return self.loading.receive("import", limit_s)
 
     def ready(self) -> Worker:
         """The process, started and loaded. Raises `Unavailable`, `Lost` or `Answered`."""
@@ -115,7 +132,7 @@ class Hand:
         if self.loading is not None:
             worker, self.loading = self.loading, None
             try:
-                loaded = worker.receive("load", self.limits.limit_s("load"))
+                *_, loaded = [worker.receive(op, self.limits.limit_s("load")) for op in self.due]
             except (Lost, Answered):
                 worker.end()
                 raise

@@ -82,6 +82,10 @@ class Apart(Protocol):
     failed_tests: Mapping[str, tuple[str, bool]]
     """By name, why an implementation failed a test of the workload, and whether it answered. It is not timed."""
 
+    @property
+    def quiet(self) -> Callable[[], AbstractContextManager[object]]:
+        """The context in which times are measured."""
+
     def judge_case(self, session: Session, case: Any, implementations: Sequence[str]) -> Judged: ...
 
     def spread_case(self, judged: Judged) -> tuple[Judged, Rotation]: ...

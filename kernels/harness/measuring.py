@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,7 +82,8 @@ def measure_case(session: Session, crew: Crew, case: Case, origin: Origin, timed
         names = case_regimes(session.spec.regime, session.device.type, case)
         for number, name in enumerate(names, start=1):
             spool = stack.enter_context(Spool(folder))
-            with host_turn(is_host_bound=is_host_bound(name, session.device.type, case)) as waited_s:
+            quiet = nullcontext if session.arena is None else session.arena.quiet
+            with host_turn(is_host_bound=is_host_bound(name, session.device.type, case)) as waited_s, quiet():
                 began += waited_s
                 extent = extent_of(session, number / len(names), began, session.spec.beat.get(case.id))
                 by = Instruments(timed_by(name), device_clocks(session.device, sustained=name == SUSTAINED))

@@ -141,7 +141,7 @@ class Worker:
 
     def send(self, op: str, /, **arguments: Any) -> None:
         """Sends a request. Where the process is gone, `receive` says so."""
-        request = {"op": op, **arguments} if op == "load" else {"op": op, "with": arguments}
+        request = {"op": op, **arguments} if op in ("import", "load") else {"op": op, "with": arguments}
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(json.dumps(request).encode())
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,26 +19,23 @@ from typing import Any
 
 from kernels.harness import environment, measuring, rows
 from kernels.harness.arena import Arena
+from kernels.harness.candidates import LOWEST, CandidateProcesses, can_prepare
 from kernels.harness.contenders import Crew
 from kernels.harness.facts import Silent, log_line
 from kernels.harness.hands import Hand
 from kernels.harness.judging import Session, build_all
 from kernels.harness.own import OwnWorkload
-from kernels.harness.processes import Answered, Lost
-from kernels.harness.starting import make_reader, worker_starter
+from kernels.harness.processes import Answered, Lost, Worker
+from kernels.harness.starting import worker_starter
 from kernels.harness.stopping import RACE
 from kernels.harness.workload import Unavailable
 
 CASE_S, BLOCKS = 20.0, 30
 """How long a case is timed at most: seconds where the plan has no budget for it, and blocks."""
 READ_LIMIT_S = 60.0
-"""How long a candidate may take to be read, in seconds, where the plan gives no limit for an answer."""
+"""How long a candidate may take to be imported, in seconds, where the plan gives no limit for an answer."""
 PRECISION = 0.01
 """The relative interval at which the timing of a case ends, where the plan gives none."""
-
-
-READER = "@reader"
-"""Whose user reads a candidate: no implementation has such a name."""
 
 
 @dataclass
@@ -80,23 +77,47 @@ class Referee:
     origin: rows.Origin
     sealed: SealedFiles
     crew: Crew
+    next: CandidateProcesses | None = None
+    """What is prepared while a candidate is judged."""
+
+    def __post_init__(self) -> None:
+        self.arena.quiet = self.quiet
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Stands still all that is prepared, while the block measures times."""
+        if self.next is not None and not self.next.pause():
+            self.end_next()
+        try:
+            yield
+        finally:
+            if self.next is not None:
+                self.next.resume()
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """The baselines that are timed beside each candidate."""
         return tuple(name for name in self.session.spec.implementations if name in self.arena.baselines)
 
-    def judge_candidate(self, number: int, path: str, beat: Mapping[str, float]) -> dict[str, Any]:
+    def judge_candidate(self, number: int, path: str, beat: Mapping[str, float], ahead: str = "") -> dict[str, Any]:
         """Judges and times one candidate. Returns its verdict, whatever goes wrong with it. In a race, `beat` has by
-        case the ratio to the first baseline that it has to reach."""
+        case the ratio to the first baseline that it has to reach. The candidate at `ahead`, which may come next, is
+        prepared meanwhile."""
         began = time.monotonic()
         verdict: dict[str, Any] = {"schema": 1, "number": number, "reason": "", "kernels": [], "cases": []}
         verdict |= {"baselines": list(self.baselines), "seed": secrets.randbits(31)}
         kernels: list[str] = []
         try:
-            kernels = self.admit(path)
-            verdict["kernels"] = kernels
-            verdict["cases"] = self.measure(number, kernels, verdict["seed"], beat)
+            kernels = verdict["kernels"] = self.admit(path)
+            self.prepare_next(ahead, kernels)
+            cases = self.measure(number, kernels, verdict["seed"], beat)
+            if self.next is not None and lacks_memory(cases):
+                log_line(f"candidate {number}: memory ran out; once more, with nothing beside it")
+                self.end_next()
+                self.dismiss(kernels)
+                kernels = self.admit(path)
+                cases = self.measure(number, kernels, verdict["seed"], beat)
+            verdict["cases"] = cases
         except (Lost, Answered, Unavailable) as exc:
             verdict["reason"] = str(exc) if isinstance(exc, Unavailable) else exc.reason("while it was read")
         except Exception as exc:  # a fault of one candidate must not end the session
@@ -104,33 +125,76 @@ class Referee:
             log_line(f"candidate {number}: {verdict['reason']}")
         finally:
             self.dismiss(kernels)
+            if self.next is not None:
+                self.next.load()
         if changed := self.sealed.restored():
             verdict["reason"] = f"untrusted: it changed files of the session: {', '.join(changed[:3])}"
         return {**verdict, "seconds": round(time.monotonic() - began, 3)}
 
     def admit(self, path: str) -> list[str]:
-        """Reads a candidate and makes a hand for each of its kernels. Returns their names. Raises `Lost`, `Answered`
-        and `Unavailable`."""
+        """Makes a hand for each kernel of a candidate. Returns their names. Raises `Lost`, `Answered` and
+        `Unavailable`."""
+        processes, names = self.import_candidate(path)
+        try:
+            kernels = self.kernels_of(names)
+            start = self.starter(path)
+            for name in kernels:
+                hand = processes.take(name, partial(start, name))
+                self.arena.hands[name] = hand or Hand(name, partial(start, name), self.arena.limits)
+                self.arena.hands[name].begin()
+            return kernels
+        finally:
+            processes.end()
+
+    def import_candidate(self, path: str) -> tuple[CandidateProcesses, Mapping[str, Any]]:
+        """The processes of a candidate, and the names of its implementations and baselines. What was prepared for it is
+        used, and what was prepared for another is ended. Raises `Lost` and `Answered`."""
+        limit_s = self.session.spec.answer_limit_s or READ_LIMIT_S
+        if self.next is not None and self.next.path == path:
+            prepared, self.next = self.next, None
+            with contextlib.suppress(Lost, Answered):
+                return prepared, prepared.names(limit_s)
+            prepared.end()
+        processes = CandidateProcesses(path, self.arena.users)
+        try:
+            processes.begin([""], self.starter(path), self.arena.limits)
+            self.end_next()
+            return processes, processes.names(limit_s)
+        except BaseException:
+            processes.end()
+            raise
+
+    def starter(self, path: str, niceness: int = 0) -> Callable[[str], Worker]:
+        """A function that starts processes for the candidate at `path`, each with the user of a name."""
         spec, workload = self.session.spec, self.session.spec.workload
         assert isinstance(workload, OwnWorkload), "only workloads of users have sessions"
-        candidate = OwnWorkload(workload.form, path)
-        reader = make_reader(candidate, spec.answer_limit_s or READ_LIMIT_S, READER)
-        try:
-            description = reader.ask("describe")
-        finally:
-            reader.end()
-            self.arena.release(READER)
-        names = [str(name) for name in description["implementations"] if name not in description["baselines"]]
-        taken = [name for name in names if name in self.arena.baselines]
+        return worker_starter(OwnWorkload(workload.form, path), self.session.device, spec.threads, niceness=niceness)
+
+    def kernels_of(self, names: Mapping[str, Any]) -> list[str]:
+        """The names of the kernels of a candidate. Raises `Unavailable` if it cannot be judged."""
+        kernels = [str(name) for name in names["implementations"] if name not in names["baselines"]]
+        taken = [name for name in kernels if name in self.arena.baselines]
         if taken:
             raise Unavailable(f"its kernel {taken[0]} has the name of a baseline of the session")
-        if not names:
+        if not kernels:
             raise Unavailable("it has no kernel")
-        start = worker_starter(candidate, self.session.device, spec.threads)
-        for name in names:
-            self.arena.hands[name] = Hand(name, partial(start, name), self.arena.limits)
-            self.arena.hands[name].begin()
-        return names
+        return kernels
+
+    def prepare_next(self, path: str, kernels: Sequence[str]) -> None:
+        """Begins to prepare the candidate at `path`, which may come next and probably has the same kernels."""
+        if path and can_prepare(self.arena.users):
+            self.next = CandidateProcesses(path, self.arena.users, is_ahead=True)
+            try:
+                self.next.begin(kernels, self.starter(path, LOWEST), self.arena.limits)
+            except OSError as exc:  # as without a number for one more user
+                log_line(f"the next candidate is not prepared: {exc}")
+                self.end_next()
+
+    def end_next(self) -> None:
+        """Ends what is prepared."""
+        if self.next is not None:
+            self.next.end()
+            self.next = None
 
     def measure(
         self, number: int, kernels: Sequence[str], seed: int, beat: Mapping[str, float]
@@ -198,12 +262,18 @@ def serve_candidates(session: Session) -> int:
     """Judges each candidate that the agent names, until there is none. Returns the exit code."""
     referee = make_referee(session)
     while (request := session.facts.request_next()) is not None:
-        number = int(request["number"])
-        verdict = referee.judge_candidate(number, str(request["path"]), request.get("beat", {}))
+        number, ahead = int(request["number"]), str(request.get("ahead", ""))
+        verdict = referee.judge_candidate(number, str(request["path"]), request.get("beat", {}), ahead)
         path = f"candidates/{number:06d}/verdict.json"
         write_verdict(session.out / path, verdict)
         session.facts.send("candidate_judged", path=path, number=number, seconds=verdict["seconds"])
+    referee.end_next()
     return 0
+
+
+def lacks_memory(cases: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether memory may be why a kernel was not timed in a case."""
+    return any("memory" in reason for case in cases for reason in case["skipped"].values())
 
 
 def write_verdict(path: Path, verdict: Mapping[str, Any]) -> None:

@@ -31,12 +31,13 @@ READING_LIMIT_S, AHEAD_LIMIT_S = 120.0, 20.0
 
 
 def worker_starter(
-    workload: OwnWorkload, device: torch.device, threads: int, *, reads: bool = False
+    workload: OwnWorkload, device: torch.device, threads: int, *, reads: bool = False, niceness: int = 0
 ) -> Callable[[str], Worker]:
     """A function that starts processes for a workload, each for the implementation of a name, or for the judge. With
-    `reads` they only describe the workload."""
+    `reads` they only describe the workload. `niceness` lowers their priority."""
     processes.prepare_workers(Path(workload.path))
-    settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path, "reads": reads}
+    settings = {"device": str(device), "threads": threads, "form": workload.form, "path": workload.path}
+    settings |= {"reads": reads, "niceness": niceness}
     users, path = open_users(), Path(workload.path)
 
     def start(name: str) -> Worker:
@@ -96,10 +97,10 @@ def describe_workload(workload: OwnWorkload) -> Mapping[str, Any]:
         reader.end()
 
 
-def make_reader(workload: OwnWorkload, limit_s: float, user: str = JUDGE) -> Hand:
-    """A process that describes a workload, with the user of an implementation or of the judge."""
+def make_reader(workload: OwnWorkload, limit_s: float) -> Hand:
+    """A process that describes a workload, with the user of the judge."""
     start = worker_starter(workload, environment.default_device(), 1, reads=True)
-    return Hand(JUDGE, partial(start, user), AnswerLimits(limit_s))
+    return Hand(JUDGE, partial(start, JUDGE), AnswerLimits(limit_s))
 
 
 @contextlib.contextmanager

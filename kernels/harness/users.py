@@ -80,6 +80,8 @@ class Users:
 
     def home(self, name: str) -> Path:
         """The home of an implementation, or of the judge, made if need be. Its owner is the user. Raises `OSError`."""
+        if name in self.known:
+            return self.known[name].home
         home = self.folder / folder_name(name)
         if not home.exists():
             with (self.folder / ".lock").open("w") as lock:  # several processes of a step may need it at once
@@ -118,6 +120,10 @@ class Users:
     def owners(self, name: str) -> tuple[int, int]:
         """The user of an implementation, and the judge's group. Raises `OSError`."""
         return self.home(name).stat().st_uid, self.home(JUDGE).stat().st_gid
+
+    def rename(self, before: str, name: str) -> None:
+        """Gives the user of a name, with its home, another name."""
+        self.known[name] = self.known.pop(before)
 
     def release(self, name: str) -> None:
         """Ends every process of an implementation's user, and removes its home and what else it has left."""
@@ -208,8 +214,7 @@ def why_no_users(workload: Path) -> str:
     if os.geteuid():
         return NOT_ROOT
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        if ~int(status.partition("CapEff:")[2].split()[0], 16) & RIGHTS:
+        if not has_rights(RIGHTS):
             return "root lacks a right that this needs (chown, dac_override, fowner, fsetid, kill, setgid or setuid)"
         folders = needed_folders(workload)
         open_temporary_folder()
@@ -227,6 +232,12 @@ def why_no_users(workload: Path) -> str:
         content = pipe.read().decode(errors="replace")
     os.waitpid(pid, 0)
     return "" if content == READABLE else content or "the process that tried it has ended"
+
+
+def has_rights(bits: int) -> bool:
+    """Whether this process has the capabilities of these bits. Raises `OSError`, `ValueError` and `IndexError`."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return not ~int(status.partition("CapEff:")[2].split()[0], 16) & bits
 
 
 def try_user(folders: Sequence[Path], workload: Path) -> str:

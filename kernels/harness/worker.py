@@ -43,6 +43,7 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
     close_inherited(pipe)
     show_frames(settings["frames"])
+    os.nice(settings.get("niceness", 0))
     if settings.get("user"):
         become_user(**settings["user"])
         end_with_parent()  # who becomes another user is not ended with its parent any more
@@ -52,6 +53,7 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     subject: Any = None
+    definition: Definition | None = None
     file = Path(settings["path"])
     with torch.inference_mode():
         while True:
@@ -60,16 +62,18 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
             except (EOFError, OSError):
                 os._exit(0)
             try:
-                if request["op"] == "load":
-                    load = load_uncompiled if settings.get("reads") else load_workload
-                    with without_collector():
-                        definition = load(settings["form"], file)
+                if request["op"] in ("import", "load"):
+                    name, definition = request["name"], definition or import_workload(settings, file)
                     file = definition.file
-                    name = request["name"]
-                    subject = Judge(definition, device) if name is None else Bench(definition, name, device)
-                    if not settings.get("reads"):
-                        prepare_device(device, times=name is not None)
-                    reply: Reply = {"record": getattr(subject, "record", None)}
+                    if request["op"] == "import":
+                        compile_entry(definition, name, device)
+                        reply: Reply = {"implementations": [*definition.implementations]}
+                        reply |= {"baselines": definition.baselines}
+                    else:
+                        subject = Judge(definition, device) if name is None else Bench(definition, name, device)
+                        if not settings.get("reads"):
+                            prepare_device(device, times=name is not None)
+                        reply = {"record": getattr(subject, "record", None)}
                 elif request["op"] == "ping":
                     reply = {}
                 else:
@@ -82,6 +86,24 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
                 if device.type == "cuda" and reply["error"] != "unavailable":
                     reply["sticky"] = is_broken(device)
             pipe.send_bytes(json.dumps(reply).encode())
+
+
+def import_workload(settings: dict[str, Any], file: Path) -> Definition:
+    """The workload of a worker. Raises `BadWorkload`."""
+    load = load_uncompiled if settings.get("reads") else load_workload
+    with without_collector():
+        return load(settings["form"], file)
+
+
+def compile_entry(definition: Definition, name: str, device: torch.device) -> None:
+    """Compiles an implementation that is a CUDA entry, before its device may be used. What fails here will fail, and be
+    reported, when it is loaded."""
+    described = definition.implementations.get(name)
+    if isinstance(described, dict) and device.type == "cuda":
+        from kernels.forms.cuda_entry import compile_described
+
+        with contextlib.suppress(Exception):
+            compile_described(described, definition.file.parent, device)
 
 
 def load_uncompiled(form: str, path: Path) -> Definition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -85,26 +86,18 @@ class Files:
         return lost
 
 
+@dataclass
 class RecordedFacts:
     """Receives the facts of one step. `diagnosis` is the cause that they show when the step fails."""
 
-    def __init__(
-        self,
-        files: Files,
-        events: EventWriter,
-        log: Log,
-        patience: Callable[[], Patience],
-        stop: Stop,
-        candidates: Callable[[], Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.candidates = candidates
-        self.files = files
-        self.events = events
-        self.log = log
-        self.patience = patience
-        self.stop = stop
-        self.failed_gates: list[Diagnosis] = []
-        self.problems: list[Diagnosis] = []
+    files: Files
+    events: EventWriter
+    log: Log
+    patience: Callable[[], Patience]
+    stop: Stop
+    candidates: Callable[[], Mapping[str, Any]] | None = None
+    failed_gates: list[Diagnosis] = field(default_factory=list)
+    problems: list[Diagnosis] = field(default_factory=list)
 
     def receive(self, fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Stores the fact's file, then appends its event, then waits until the bucket has both. Returns the next

@@ -71,6 +71,26 @@ class Queue:
         return self.queue.next(lambda: patience, Patience(self.clock, limit_s, self.stop.requested))["candidate"]
 
 
+def test_a_candidate_that_was_foreseen_keeps_its_folder_and_others_have_their_own(tmp_path: Path) -> None:
+    queue, names = Queue(tmp_path), {"own/mine.py": b"version 2".hex()}
+    for number, ahead in ((1, {"ahead": names}), (2, {"ahead": names}), (3, {})):
+        queue.objects.put(number, **ahead)
+    first, second, third = (queue.next() for _ in range(3))
+    assert Path(first["ahead"]).read_text() == "version 2"
+    assert second["path"] == first["ahead"] != second["ahead"]
+    assert "ahead" not in third
+    assert third["path"] != second["ahead"]
+    assert Path(third["path"]).read_text() == "version 3"
+
+
+def test_files_of_a_foreseen_candidate_that_were_changed_are_written_again(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    queue.objects.put(1, ahead={"own/mine.py": b"version 2".hex()})
+    Path(queue.next()["ahead"]).write_text("changed")
+    queue.objects.put(2)
+    assert Path(queue.next()["path"]).read_text() == "version 2"
+
+
 def test_candidates_come_in_order_with_their_files_on_disk(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     queue.objects.put(2)

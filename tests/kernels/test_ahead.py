@@ -1,0 +1,179 @@
+"""The next candidate of a session is prepared while one is judged: that saves time, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.harness.users import FIRST, LAST
+from tests.kernels.harness_process import read_csv
+from tests.kernels.test_session import BASE, RIGHT, Session, reasons, session
+from tests.kernels.test_users import needs_users
+from tests.support.patience import await_truth, living
+
+pytestmark = needs_users
+
+NOTES = (
+    f"""
+FIRST, LAST = {FIRST}, {LAST}
+"""
+    """
+import os, subprocess, sys, time
+from pathlib import Path
+AHEAD = os.getpriority(os.PRIO_PROCESS, 0) == 19
+def note(*words):
+    with (Path(__file__).parent / "notes").open("a") as file:
+        print(os.getpid(), *words, file=file)
+def prepared():
+    ticks = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields, user = stat.read_text().rpartition(") ")[2].split(), stat.parent.stat().st_uid
+        except OSError:
+            continue
+        if fields[16] == "19" and FIRST <= user <= LAST and fields[0] != "Z":
+            ticks.append(int(fields[11]) + int(fields[12]))
+    return ticks
+def is_timed(frame):
+    return frame is not None and (frame.f_code.co_name == "sample" or is_timed(frame.f_back))
+note("imported", "ahead" if AHEAD else "in turn")
+"""
+)
+KERNEL = BASE + NOTES + "def kernel_mine(x):\n    return x + x\n"
+AT_ITS_PRIORITY = BASE + NOTES + "def kernel_mine(x):\n    assert not os.nice(0)\n    return x + x\n"
+WITH_CHILD = KERNEL + 'note("child", subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)\n'
+BUSY = KERNEL + "if AHEAD:\n    while True:\n        pass\n"
+HANGING, CRASHING = KERNEL + "time.sleep(3600)\n", KERNEL + "if AHEAD:\n    os._exit(3)\n"
+LOOKING = KERNEL.replace(
+    "def kernel_mine(x):\n",
+    "def kernel_mine(x):\n    is_timed(sys._getframe()) and (time.sleep(0.02), note('ticks', sum(prepared())))\n",
+)
+NEEDING_MEMORY = (
+    BASE
+    + NOTES
+    + """
+def kernel_mine(x):
+    if prepared():
+        raise MemoryError
+    return x + x
+"""
+)
+
+
+class Foreseeing(Session):
+    """A session in which each version may be followed by one that is foreseen."""
+
+    def file(self, number: int, text: str) -> Path:
+        """The file of a version, beside which its processes may write notes."""
+        file = self.out.parent / f"version{number}" / "mine.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        notes = file.with_name("notes")
+        notes.touch()
+        notes.chmod(0o666)
+        return file
+
+    def judge_before(self, text: str, ahead: str = "") -> dict[str, Any]:
+        """The verdict on a version, and a foreseen one after it."""
+        self.until("ready")
+        self.number += 1
+        told = {"number": self.number, "path": str(self.file(self.number, text))}
+        told |= {"ahead": str(self.file(self.number + 1, ahead))} if ahead else {}
+        self.write(json.dumps({"candidate": told}))
+        fact = self.until("candidate_judged")
+        self.acknowledge(fact)
+        verdict: dict[str, Any] = json.loads((self.out / fact["path"]).read_text())
+        return verdict
+
+    def notes(self, number: int) -> list[list[str]]:
+        """What the processes of a version have noted: their ids, and words."""
+        file = self.out.parent / f"version{number}" / "notes"
+        return [line.split() for line in file.read_text().splitlines()]
+
+    def await_imports(self, number: int, notes: int = 1) -> None:
+        """Returns when a version is imported, and has noted as much."""
+        await_truth(lambda: len(self.notes(number)) >= notes, "the import of what was foreseen")
+
+    def processes(self, number: int) -> list[int]:
+        """The processes of a version that are alive."""
+        pids = {int(words[0]) for words in self.notes(number)} | {
+            int(words[2]) for words in self.notes(number) if words[1] == "child"
+        }
+        return [pid for pid in pids if living(pid)]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Iterator[Foreseeing]:
+    with session(tmp_path) as made:
+        made.__class__ = Foreseeing
+        yield made  # type: ignore[misc]
+
+
+def cells(judge: Session, number: int, verdict: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What of the rows of a version does not depend on times."""
+    kept = ("implementation", "role", "case_id", "regime", "dtype", "axis:n", "definition", "passed", "skipped")
+    folder = judge.out / "candidates" / f"{number:06d}"
+    rows = [row for case in verdict["cases"] for row in read_csv(folder / case["file"])]
+    return sorted({tuple(row.get(key, "") for key in kept) for row in rows})
+
+
+def test_a_candidate_that_was_foreseen_is_imported_once_and_ahead(judge: Foreseeing) -> None:
+    first = judge.judge_before(KERNEL, ahead=AT_ITS_PRIORITY)
+    judge.await_imports(2)
+    second = judge.judge_before(AT_ITS_PRIORITY, ahead=KERNEL)
+    assert not reasons(first) + reasons(second), judge.log()
+    assert [words[1:] for words in judge.notes(1)] == [["imported", "in", "turn"]]
+    assert [words[1:] for words in judge.notes(2)] == [["imported", "ahead"]]
+    assert cells(judge, 1, first) == cells(judge, 2, second)
+    judge.await_imports(3)
+    judge.until("ready")
+    judge.write(json.dumps({"candidate": None}))
+    assert judge.finish()[0] == 0
+    assert not [pid for number in (1, 2, 3) for pid in judge.processes(number)]
+
+
+def test_of_a_candidate_that_was_foreseen_wrongly_nothing_is_left(judge: Foreseeing) -> None:
+    judge.judge_before(KERNEL, ahead=WITH_CHILD)
+    judge.await_imports(2, notes=2)
+    assert len(judge.processes(2)) == 2
+    judge.file(9, KERNEL)
+    judge.number = 8
+    assert not reasons(judge.judge_before(KERNEL)), judge.log()
+    assert not judge.processes(2)
+
+
+@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY])
+def test_a_foreseen_candidate_that_fails_costs_no_other_its_verdict(judge: Foreseeing, text: str) -> None:
+    assert not reasons(judge.judge_before(KERNEL, ahead=text)), judge.log()
+    judge.await_imports(2)
+    reason = reasons(judge.judge_before(text, ahead=KERNEL))
+    assert reason.startswith("hung: no answer within 5 s") if text == HANGING else not reason
+    assert not reasons(judge.judge_before(KERNEL)), judge.log()
+
+
+def test_what_is_foreseen_stands_still_while_times_are_measured(judge: Foreseeing) -> None:
+    assert not reasons(judge.judge_before(LOOKING, ahead=BUSY)), judge.log()
+    judge.await_imports(2)
+    ticks = [int(words[2]) for words in judge.notes(1) if words[1] == "ticks"]
+    used = sum(before != after for before, after in pairwise(ticks))
+    assert used < len(ticks) / 4, "it runs before, between and after series of samples, and within none"
+
+
+def test_a_candidate_that_lacks_memory_is_judged_again_alone(judge: Foreseeing) -> None:
+    assert not reasons(judge.judge_before(NEEDING_MEMORY, ahead=KERNEL)), judge.log()
+    assert "memory ran out" in judge.log()
+
+
+def test_a_session_that_is_killed_leaves_nothing_that_it_prepared(judge: Foreseeing) -> None:
+    judge.judge_before(RIGHT, ahead=HANGING)
+    judge.await_imports(2)
+    pids = judge.processes(2)
+    assert pids
+    os.kill(judge.process.pid, 9)
+    await_truth(lambda: not judge.processes(2), "the end of what was prepared")
