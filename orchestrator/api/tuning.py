@@ -24,9 +24,9 @@ from orchestrator.core.naming import tuned_object
 from orchestrator.wiring import Wiring, new_run_id
 
 RUNNERS_UP: Final = 2
+"""How many combinations beside the winner are measured again."""
 FIRST_TRIES: Final = 5
 """So many combinations of a race are tried before their times choose the next."""
-"""How many combinations beside the winner are measured again."""
 LEFT_OUT: Final = "leaves out these values"
 
 
@@ -83,11 +83,13 @@ class Search:
                 break
             values = self._choose(untried)
             untried.remove(values)
-            candidate = self._candidate(base, values, self._beat())
+            candidate = self._candidate(base, values, self._beat(), self._foresee(untried))
             trial = Trial(values, self.desk.measure_candidate(config, name, candidate))
             self.trials.append(trial)
             self.show(trial)
-        again = [self._again(config, name, base, trial) for trial in self._best()[: 1 + RUNNERS_UP]]
+        best = self._best()[: 1 + RUNNERS_UP]
+        following = [*best[1:], None]
+        again = [self._again(config, name, base, *pair) for pair in zip(best, following, strict=False)]
         return Tuning(tuple(self.trials), again[0] if again else None, tuple(again[1:]), stopped)
 
     def _best(self) -> list[Trial]:
@@ -112,13 +114,20 @@ class Search:
         last = self.trials[-1].line if self.trials else None
         return last.reason if last is not None and last.verdict in (REFUSED, LOST) else ""
 
-    def _candidate(self, base: Candidate, values: Values, beat: Mapping[str, float]) -> Candidate:
-        text = with_values(self.source, self.space, values)
-        return replace(base, files={**base.files, base.path: text.encode()}, beat=beat)
+    def _foresee(self, untried: Sequence[Values]) -> Values | None:
+        """What may come after the combination that is tried now; None if that is not known."""
+        best = self._best()[:1]
+        return self._choose(untried) if untried else best[0].values if best else None
 
-    def _again(self, config: Config, name: str, base: Candidate, trial: Trial) -> Trial:
+    def _candidate(self, base: Candidate, values: Values, beat: Mapping[str, float], then: Values | None) -> Candidate:
+        text = with_values(self.source, self.space, values)
+        ahead = {} if then is None else {base.path: with_values(self.source, self.space, then).encode()}
+        return replace(base, files={**base.files, base.path: text.encode()}, beat=beat, ahead=ahead)
+
+    def _again(self, config: Config, name: str, base: Candidate, trial: Trial, following: Trial | None) -> Trial:
         """The trial with a second measurement, which no selection has made lucky."""
-        line = self.desk.measure_candidate(config, name, self._candidate(base, trial.values, {}))
+        then = None if following is None else following.values
+        line = self.desk.measure_candidate(config, name, self._candidate(base, trial.values, {}, then))
         again = replace(trial, again=line)
         self.show(again)
         return again

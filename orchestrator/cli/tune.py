@@ -11,14 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.api.tuning import (
-    Search,
-    Trial,
-    Tuning,
-    is_left_out,
-    recall_winner,
-    remember_winner,
-)
+from orchestrator.api.tuning import Search, Trial, Tuning, is_left_out, recall_winner, remember_winner
 from orchestrator.cli import interrupts
 from orchestrator.cli.choices import ChoiceParam, Hosts, Terms
 from orchestrator.cli.options import Json, group_options

@@ -44,9 +44,12 @@ class Candidate:
     files: Mapping[str, bytes]
     beat: Mapping[str, float] = field(default_factory=dict)
     """In a race, by case: the ratio to the first baseline below which it is dropped."""
+    ahead: Mapping[str, bytes] = field(default_factory=dict)
+    """The files in which the candidate that may come next differs from this one. The machine may prepare that one."""
 
     def document(self, number: int) -> bytes:
-        """The object in the bucket. Raises `ConfigError` for files that are too large."""
+        """The object in the bucket; what would make it too large of `ahead` is left out. Raises `ConfigError` for files
+        that are too large."""
         size = sum(map(len, self.files.values()))
         if size > MOST_BYTES:
             raise ConfigError(
@@ -54,10 +57,11 @@ class Candidate:
                 f"{MOST_BYTES >> 10} KiB",
                 hint="move what the kernel does not need to another folder, or use `bench launch`",
             )
-        files = {name: data.hex() for name, data in sorted(self.files.items())}
-        return json.dumps(
-            {"schema": 1, "number": number, "path": self.path, "files": files, "beat": dict(self.beat)}
-        ).encode()
+        parts: dict[str, Any] = {"files": self.files}
+        if self.ahead and size + sum(map(len, self.ahead.values())) <= MOST_BYTES:
+            parts["ahead"] = self.ahead
+        texts = {key: {name: data.hex() for name, data in sorted(files.items())} for key, files in parts.items()}
+        return json.dumps({"schema": 1, "number": number, "path": self.path, **texts, "beat": dict(self.beat)}).encode()
 
 
 CLOSING: Final = json.dumps({"schema": 1, "closes": True}).encode()
@@ -147,10 +151,7 @@ class TuneSpace:
     best: Values
 
     def __len__(self) -> int:
-        size = 1
-        for values in self.values.values():
-            size *= len(values)
-        return size
+        return math.prod(map(len, self.values.values()))
 
     def combinations(self) -> Iterator[Values]:
         """Every combination, in the order of the file."""

@@ -38,9 +38,8 @@ class CandidateQueue:
     """The files and the path of the candidate that may come next, and the name of the folder that has them."""
 
     def next(self, patience: Callable[[], Patience], limit: Patience) -> dict[str, Any]:
-        """`{"candidate": {"number", "path", "beat", "ahead"}}`, or None for the candidate when none has come for
-        `idle_s` seconds, the client has closed the session, or a stop is requested. Raises StorageError and
-        ValueError."""
+        """`{"candidate": {…}}` as `admit` has it, or None for the candidate when none has come for `idle_s` seconds,
+        the client has closed the session, or a stop is requested. Raises StorageError and ValueError."""
         if self.judged is None:
             names = self.storage.names(f"runs/{self.run_id}/artifacts/candidates/", patience())
             self.judged = {int(match.group(1)) for match in map(VERDICT.search, names) if match}

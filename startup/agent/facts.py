@@ -33,10 +33,7 @@ SIMPLE = {
     "correctness": ("correctness_finished", ("checked", "failed")),
     "case_started": ("case_started", ("case_id", "index", "of")),
     "case_observed": ("case_observed", ("case_id", "place", "seconds")),
-    "case_finished": (
-        "case_measured",
-        ("case_id", "index", "of", "rows", "seconds", "median_us", "skipped"),
-    ),
+    "case_finished": ("case_measured", ("case_id", "index", "of", "rows", "seconds", "median_us", "skipped")),
 }
 CHECKED = ("implementation", "case_id", "passed", "max_abs_error", "limit", "reason")
 
@@ -52,10 +49,8 @@ class Files:
         self.stored: set[str] = set()
 
     def put(self, path: str, patience: Patience) -> None:
-        """Stores one file. A case is stored once and for all; an artifact is replaced by a later attempt's.
-
-        Raises StorageError, and ValueError for a path that leads out of `out`.
-        """
+        """Stores one file. A case is stored once and for all; an artifact is replaced by a later attempt's. Raises
+        StorageError, and ValueError for a path that leads out of `out`."""
         relative = PurePosixPath(path)
         if relative.is_absolute() or ".." in relative.parts:
             raise ValueError(f"{path!r} leads out of the results' directory")
@@ -101,11 +96,8 @@ class RecordedFacts:
 
     def receive(self, fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Stores the fact's file, then appends its event, then waits until the bucket has both. Returns the next
-        candidate for a session that is ready.
-
-        Raises Halt (storage_unreachable) when the bucket stays away, and Halt (harness_crashed) for a fact that is
-        not as the contract has it.
-        """
+        candidate for a session that is ready. Raises Halt (storage_unreachable) when the bucket stays away, and Halt
+        (harness_crashed) for a fact that is not as the contract has it."""
         try:
             if "path" in fact:
                 self.files.put(str(fact["path"]), self.patience())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
@@ -118,6 +120,7 @@ class PlayedDesk:
     stages: Mapping[int, float] = field(default_factory=dict)
     """What the other parameter makes of the speed."""
     lines: list[VersionLine] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     wrong: int = 0
     blocks: int = 0
     """How many blocks were measured, where the harness' rules are played."""
@@ -127,6 +130,7 @@ class PlayedDesk:
         return None, "f", Candidate("f", "own/f.py", {"own/f.py": SOURCE.encode()})
 
     def measure_candidate(self, _config: Any, _name: str, candidate: Candidate) -> VersionLine:
+        self.candidates.append(candidate)
         (chosen,) = re.findall(rb"best = {'block': (\d+), 'stages': (\d+)}", candidate.files[candidate.path])
         block, stages = map(int, chosen)
         number = len(self.lines) + 1
@@ -159,6 +163,24 @@ def searched(seed: int, values: int = 40, **options: Any) -> tuple[Any, PlayedDe
     desk = PlayedDesk(chance, dict.fromkeys(blocks, 1.2), **{k: v for k, v in options.items() if k == "wrong"})
     rest = {k: v for k, v in options.items() if k != "wrong"}
     return Search(desk, read_space(source, "f.py"), source, **rest), desk  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("strategy", "least"), [("exhaustive", 42), ("random", 42), ("racing", 30)])
+def test_a_candidate_names_the_one_that_probably_comes_next(strategy: Strategy, least: int) -> None:
+    search, desk = searched(3, strategy=strategy)
+    desk.speeds = {block: 1 + block / 40 for block in desk.speeds}
+    search.run()
+    pairs = list(pairwise(desk.candidates))
+    assert sum(before.ahead == after.files for before, after in pairs) >= least - 1
+    assert all({*candidate.ahead} == {candidate.path} for candidate, _ in pairs)
+    assert not desk.candidates[-1].ahead
+    document = json.loads(desk.candidates[0].document(1))
+    assert document["ahead"].keys() == document["files"].keys()
+
+
+def test_what_comes_next_never_makes_a_candidate_too_large() -> None:
+    candidate = Candidate("f", "f.py", {"f.py": b"x" * 900_000}, ahead={"f.py": b"y" * 900_000})
+    assert "ahead" not in json.loads(candidate.document(1))
 
 
 def test_the_published_ratio_of_a_winner_is_without_the_luck_of_the_search() -> None:
