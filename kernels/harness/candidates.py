@@ -93,7 +93,7 @@ class CandidateProcesses:
     def list_processes(self) -> set[int]:
         """Every process of the users, and those that will become one."""
         assert self.users is not None, "nothing is prepared without users"
-        uids = {self.users.known[user].uid for user in self.hands}
+        uids = {self.users.known[user].uid for user in self.hands if user in self.users.known}
         workers = filter(None, (hand.loading or hand.worker for hand in self.hands.values()))
         begun = {worker.process.pid for worker in workers if worker.process.pid is not None}
         return begun | {pid for pid, uid in process_ids().items() if uid in uids}
@@ -105,6 +105,8 @@ class CandidateProcesses:
 
     def end(self) -> None:
         """Ends all processes, and removes what they have left."""
+        if self.is_ahead and self.hands:
+            self.pause()  # whatever forks without end cannot go on while it is killed
         for hand in self.hands.values():
             hand.kill()
         for user, hand in self.hands.items():

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kernels.harness.users import FIRST, LAST
 from tests.kernels.harness_process import read_csv
 from tests.kernels.test_session import BASE, RIGHT, Session, reasons, session
 from tests.kernels.test_users import needs_users
@@ -19,11 +18,7 @@ from tests.support.patience import await_truth, living
 
 pytestmark = needs_users
 
-NOTES = (
-    f"""
-FIRST, LAST = {FIRST}, {LAST}
-"""
-    """
+NOTES = """
 import os, subprocess, sys, time
 from pathlib import Path
 AHEAD = os.getpriority(os.PRIO_PROCESS, 0) == 19
@@ -34,17 +29,16 @@ def prepared():
     ticks = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields, user = stat.read_text().rpartition(") ")[2].split(), stat.parent.stat().st_uid
+            fields = stat.read_text().rpartition(") ")[2].split()
         except OSError:
             continue
-        if fields[16] == "19" and FIRST <= user <= LAST and fields[0] != "Z":
+        if (fields[1], fields[16]) == (str(os.getppid()), "19") and fields[0] != "Z":
             ticks.append(int(fields[11]) + int(fields[12]))
     return ticks
 def is_timed(frame):
     return frame is not None and (frame.f_code.co_name == "sample" or is_timed(frame.f_back))
 note("imported", "ahead" if AHEAD else "in turn")
 """
-)
 KERNEL = BASE + NOTES + "def kernel_mine(x):\n    return x + x\n"
 AT_ITS_PRIORITY = BASE + NOTES + "def kernel_mine(x):\n    assert not os.nice(0)\n    return x + x\n"
 WITH_CHILD = KERNEL + 'note("child", subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)\n'
@@ -53,6 +47,16 @@ HANGING, CRASHING = KERNEL + "time.sleep(3600)\n", KERNEL + "if AHEAD:\n    os._
 LOOKING = KERNEL.replace(
     "def kernel_mine(x):\n",
     "def kernel_mine(x):\n    is_timed(sys._getframe()) and (time.sleep(0.02), note('ticks', sum(prepared())))\n",
+)
+FLEEING = (
+    KERNEL
+    + """
+if AHEAD and not os.fork():
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        os.fork() and os._exit(0)
+    os._exit(0)
+"""
 )
 NEEDING_MEMORY = (
     BASE
@@ -148,7 +152,7 @@ def test_of_a_candidate_that_was_foreseen_wrongly_nothing_is_left(judge: Foresee
     assert not judge.processes(2)
 
 
-@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY])
+@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY, FLEEING])
 def test_a_foreseen_candidate_that_fails_costs_no_other_its_verdict(judge: Foreseeing, text: str) -> None:
     assert not reasons(judge.judge_before(KERNEL, ahead=text)), judge.log()
     judge.await_imports(2)
