@@ -48,16 +48,6 @@ LOOKING = KERNEL.replace(
     "def kernel_mine(x):\n",
     "def kernel_mine(x):\n    is_timed(sys._getframe()) and (time.sleep(0.02), note('ticks', sum(prepared())))\n",
 )
-FLEEING = (
-    KERNEL
-    + """
-if AHEAD and not os.fork():
-    until = time.monotonic() + 300
-    while time.monotonic() < until:
-        os.fork() and os._exit(0)
-    os._exit(0)
-"""
-)
 NEEDING_MEMORY = (
     BASE
     + NOTES
@@ -152,7 +142,7 @@ def test_of_a_candidate_that_was_foreseen_wrongly_nothing_is_left(judge: Foresee
     assert not judge.processes(2)
 
 
-@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY, FLEEING])
+@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY])
 def test_a_foreseen_candidate_that_fails_costs_no_other_its_verdict(judge: Foreseeing, text: str) -> None:
     assert not reasons(judge.judge_before(KERNEL, ahead=text)), judge.log()
     judge.await_imports(2)
