@@ -51,6 +51,7 @@ test: $(STAMP)
 # Half of a test of real machines is waiting: more workers than cores share them, and kernels are computed beside them.
 ## make test-all  commands, machines and kernels; with COVERAGE=1 the coverage of these and of the parts is measured and judged
 test-integration: WORKERS = 4
+test-kernels: WORKERS = 3
 test-all: $(STAMP)
 	@echo "two halves side by side: each prints what it has to say when it has ended"
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix --output-sync=,$(if $(filter output-sync,$(.FEATURES)),target)) test-integration test-kernels

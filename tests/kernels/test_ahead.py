@@ -52,10 +52,14 @@ NEEDING_MEMORY = (
     BASE
     + NOTES
     + """
+AGAIN = "lacks memory" in Path(__file__).with_name("notes").read_text()
 def kernel_mine(x):
-    if prepared():
+    if not AGAIN and prepared():
+        note("lacks", "memory")
         raise MemoryError
+    assert not AGAIN or ALONE
     return x + x
+ALONE = not prepared()
 """
 )
 
