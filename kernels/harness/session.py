@@ -115,7 +115,7 @@ class Referee:
                 log_line(f"candidate {number}: memory ran out; once more, with nothing beside it")
                 self.end_next()
                 self.dismiss(kernels)
-                kernels = self.admit(path)
+                kernels, verdict["seed"] = self.admit(path), secrets.randbits(31)  # it has seen the inputs of the first
                 cases = self.measure(number, kernels, verdict["seed"], beat)
             verdict["cases"] = cases
         except (Lost, Answered, Unavailable) as exc:
@@ -202,7 +202,7 @@ class Referee:
         """Measures a candidate case by case, and stops after a case in which none of its kernels could be timed, or in
         which it has lost the race."""
         spec, made = self.session.spec, []
-        self.arena.seed = seed
+        self.arena.seed, self.arena.last_seed = seed, ("", 0)
         out = Path(f"candidates/{number:06d}")
         session = replace(
             self.session,

@@ -32,7 +32,7 @@ def prepared():
             fields = stat.read_text().rpartition(") ")[2].split()
         except OSError:
             continue
-        if (fields[1], fields[16]) == (str(os.getppid()), "19") and fields[0] != "Z":
+        if (fields[1], fields[16]) == (str(os.getppid()), "19") and fields[21] != "0":  # an ended one has no memory
             ticks.append(int(fields[11]) + int(fields[12]))
     return ticks
 def is_timed(frame):
@@ -52,14 +52,14 @@ NEEDING_MEMORY = (
     BASE
     + NOTES
     + """
-AGAIN = "lacks memory" in Path(__file__).with_name("notes").read_text()
-def kernel_mine(x):
-    if not AGAIN and prepared():
-        note("lacks", "memory")
-        raise MemoryError
-    assert not AGAIN or ALONE
-    return x + x
+SEEN = [line.split()[-1] for line in Path(__file__).with_name("notes").read_text().splitlines() if "saw" in line]
 ALONE = not prepared()
+def kernel_mine(x):
+    if not SEEN:
+        note("saw", float(x.sum()))
+        raise MemoryError
+    assert not SEEN or ALONE and str(float(x.sum())) not in SEEN
+    return x + x
 """
 )
 
@@ -163,7 +163,7 @@ def test_what_is_foreseen_stands_still_while_times_are_measured(judge: Foreseein
     assert used < len(ticks) / 4, "it runs before, between and after series of samples, and within none"
 
 
-def test_a_candidate_that_lacks_memory_is_judged_again_alone(judge: Foreseeing) -> None:
+def test_a_candidate_that_lacks_memory_is_judged_again_alone_on_other_inputs(judge: Foreseeing) -> None:
     assert not reasons(judge.judge_before(NEEDING_MEMORY, ahead=KERNEL)), judge.log()
     assert "memory ran out" in judge.log()
 

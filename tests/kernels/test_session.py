@@ -27,6 +27,15 @@ RIGHT = BASE + "def kernel_mine(x):\n    return x + x\n"
 WRONG = BASE + "def kernel_mine(x):\n    return x * 2.5\n"
 HANGING = BASE + "import time\ndef kernel_mine(x):\n    time.sleep(3600)\n"
 CHEATING = BASE + "def kernel_mine(x):\n    x.zero_()\n    return x + x\n"
+NOTING = (
+    BASE
+    + """
+def kernel_mine(x):
+    with open(__file__ + ".saw", "a") as file:
+        print(float(x.sum()), file=file)
+    return x + x
+"""
+)
 OTHER_REFERENCE = RIGHT.replace("return x + x", "return x - x")
 TAMPERING = """
 import pathlib
@@ -48,6 +57,9 @@ class Session(HarnessProcess):
         file = self.out.parent / f"version{self.number}" / "mine.py"
         file.parent.mkdir()
         file.write_text(text)
+        saw = file.with_name("mine.py.saw")
+        saw.touch()
+        saw.chmod(0o666)  # the users of candidates may write to it
         self.write(json.dumps({"candidate": {"number": self.number, "path": str(file)}}))
         fact = self.until("candidate_judged")
         self.acknowledge(fact)
@@ -56,11 +68,11 @@ class Session(HarnessProcess):
 
 
 @contextmanager
-def session(tmp_path: Path, **changes: Any) -> Iterator[Session]:
-    """A session over `BASE`."""
+def session(tmp_path: Path, text: str = BASE, **changes: Any) -> Iterator[Session]:
+    """A session over a workload."""
     base = tmp_path / "base"
     base.mkdir()
-    (base / "mine.py").write_text(BASE)
+    (base / "mine.py").write_text(text)
     own = {"implementations": ["*"], "measure": {}, "correctness": {}, "answer_limit_s": 5.0, "session": {}}
     workload = {"form": "file", "path": str(base / "mine.py")}
     with Session("session", spec(**own, workload=workload, **changes), tmp_path) as made:
@@ -111,3 +123,14 @@ def test_a_session_ends_when_no_candidate_is_named(tmp_path: Path) -> None:
         judge.until("ready")
         judge.write(json.dumps({"candidate": None}))
         assert judge.finish()[0] == 0
+
+
+def test_no_candidate_sees_inputs_that_an_earlier_one_has_seen(tmp_path: Path) -> None:
+    one_case = BASE.replace("[8, 16]", "[8]")
+    with session(tmp_path, one_case) as judge:
+        verdicts = [judge.judge(NOTING), judge.judge(NOTING)]
+        assert not "".join(map(reasons, verdicts)), judge.log()
+        first, second = (set((tmp_path / f"version{n}" / "mine.py.saw").read_text().split()) for n in (1, 2))
+        assert first
+        assert second
+        assert not first & second
