@@ -336,13 +336,14 @@ def test_a_function_has_at_most_fifty_lines_and_seven_parameters_but_named_ones(
 
 
 def test_a_tests_name_has_at_most_eighty_characters() -> None:
-    names = (
-        (path, node.name)
-        for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    )
-    assert [f"{path}: {name}" for path, name in names if len(name) > LONGEST_TEST_NAME] == []
+    names_by_file = {
+        path: re.findall(r"^ *def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert sum(map(len, names_by_file.values())) > 3000
+    assert [
+        f"{path}: {name}" for path, names in names_by_file.items() for name in names if len(name) > LONGEST_TEST_NAME
+    ] == []
 
 
 def test_the_judge_of_the_promises_shares_no_code_with_what_it_judges() -> None:

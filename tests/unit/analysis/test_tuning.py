@@ -34,7 +34,6 @@ def kernel_mine(x, *, block, stages):
     return x
 '''
 NOISE = 0.02
-SEARCHES = 20
 
 
 def values_of(text: str) -> dict[str, Any]:
@@ -202,119 +201,16 @@ def test_a_race_drops_what_is_slower_and_keeps_the_best() -> None:
     assert len(made.trials) == 40
 
 
-def test_a_race_finds_the_best_of_96_in_a_quarter_of_the_blocks_that_all_take() -> None:
-    shares, shortfalls = [], []
-    for seed in range(SEARCHES):
-        blocks = {}
-        for strategy in ("exhaustive", "racing"):
-            search, desk = searched(seed, 96, strategy=strategy)
-            desk.speeds = {one: 4 ** (-random.Random(seed * 97 + one).random()) for one in desk.speeds}
-            desk.plays_rules = True
-            winner = search.run().winner
-            blocks[strategy] = desk.blocks
-        shares.append(blocks["racing"] / blocks["exhaustive"])
-        shortfalls.append(max(desk.speeds.values()) / desk.speeds[winner.values["block"]] - 1)
-    assert mean(shares) <= 0.25
-    assert sum(one > 0.02 for one in shortfalls) <= 0.05 * SEARCHES
-
-
-@pytest.mark.parametrize(("strategy", "least", "most"), [("racing", 2, 18), ("random", 30, 96)])
-def test_a_race_tries_first_what_the_times_before_it_promise(strategy: Strategy, least: float, most: float) -> None:
-    tries = []
-    source = SOURCE.replace("[64, 128, 256]", "[1, 2, 3, 4, 5, 6, 7, 8]").replace("64", "1")
-    source = source.replace("[2, 3]", str(list(range(2, 14))))
-    for seed in range(60):
-        chance = random.Random(seed)
-        speeds = {block: math.exp(chance.random()) for block in range(1, 9)}
-        desk = PlayedDesk(chance, speeds, {one: math.exp(chance.random()) for one in range(2, 14)})
-        made = Search(desk, read_space(source, "f.py"), source, strategy, seed).run()  # type: ignore[arg-type]
-        speed = [speeds[one.values["block"]] * desk.stages[one.values["stages"]] for one in made.trials]  # type: ignore[index]
-        tries.append(next(at for at, one in enumerate(speed, start=1) if one >= 0.98 * max(speed)))
-        assert len(made.trials) == 96
-    assert least <= mean(tries) <= most, tries
-
-
 # A Triton matmul of 2,048 in bf16 on an H100, 2026-11-28: the times in microseconds of the combinations below, in the
 # order of the file, as far as an exhaustive search came.
 MATMUL = {"bm": [32, 64, 128], "bn": [64, 128], "bk": [32, 64], "stages": [2, 3, 4, 5], "warps": [4, 8]}
 MATMUL_US = (
-    111,
-    179,
-    101,
-    153,
-    103,
-    151,
-    104,
-    152,
-    97.9,
-    124,
-    89.7,
-    118,
-    93.5,
-    119,
-    95.3,
-    120,
-    106,
-    117,
-    98.1,
-    109,
-    96.5,
-    110,
-    84.6,
-    109,
-    87.9,
-    93.6,
-    82.4,
-    84.9,
-    81.6,
-    87,
-    79.8,
-    90.2,
-    61.4,
-    92.1,
-    64.6,
-    72.5,
-    75.2,
-    79.2,
-    76.4,
-    71.2,
-    61.4,
-    60,
-    50.3,
-    54.4,
-    56.9,
-    58.7,
-    55.2,
-    59.3,
-    58,
-    59,
-    46.6,
-    49.2,
-    52.8,
-    54.3,
-    57.7,
-    54.9,
-    43.7,
-    44.2,
-    49.2,
-    52.3,
-    41.5,
-    48.2,
-    49,
-    49.2,
-    58.1,
-    58.6,
-    49.3,
-    52.1,
-    51.5,
-    52.7,
-    60,
-    62.6,
-    40.4,
-    41.9,
-    44.9,
-    46.4,
-)
+    111, 179, 101, 153, 103, 151, 104, 152, 97.9, 124, 89.7, 118, 93.5, 119, 95.3, 120,
+    106, 117, 98.1, 109, 96.5, 110, 84.6, 109, 87.9, 93.6, 82.4, 84.9, 81.6, 87, 79.8, 90.2,
+    61.4, 92.1, 64.6, 72.5, 75.2, 79.2, 76.4, 71.2, 61.4, 60, 50.3, 54.4, 56.9, 58.7, 55.2, 59.3,
+    58, 59, 46.6, 49.2, 52.8, 54.3, 57.7, 54.9, 43.7, 44.2, 49.2, 52.3, 41.5, 48.2, 49, 49.2,
+    58.1, 58.6, 49.3, 52.1, 51.5, 52.7, 60, 62.6, 40.4, 41.9, 44.9, 46.4,
+)  # fmt: skip
 
 
 def test_a_race_over_measured_times_nears_the_best_in_a_quarter_of_the_tries() -> None:
