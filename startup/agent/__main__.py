@@ -69,16 +69,8 @@ class Conductor:
             folder = f"runs/{self.spec.run_id}"
             writer = writer_name(self.spec.attempt, instance_id, boot_id())
             self.events = EventWriter(self.spec.run_id, writer, self.home / folder / "events", storage, self.clock)
-            site = RunSite(
-                self.home,
-                zone,
-                instance_id,
-                claim.sha256,
-                machine,
-                folder,
-                folder_of(claim.sha256, self.own_sha256),
-                self.log_size(),
-            )
+            payload = folder_of(claim.sha256, self.own_sha256)
+            site = RunSite(self.home, zone, instance_id, claim.sha256, machine, folder, payload, self.log_size())
         # A startup script may run without HOME, which torch and the kernel's cache look for.
         env = {"HOME": str(self.home), **environ}
         # The python3 that the bootstrap found, even if it is a wrapper.
@@ -177,7 +169,7 @@ def main(environ: Mapping[str, str], stream: TextIO) -> int:
     except (InvalidSpec, Unreachable, ValueError, OSError) as error:
         stream.write(f"the agent cannot start: {error}\n")
         return CANNOT_START
-    Signals(conductor.on_signal).install()
+    Signals(conductor.on_signal, conductor.stop).install()
     if conductor.spec.container and not environ.get(INSIDE):
         return conductor.into_container()
     return conductor.run()

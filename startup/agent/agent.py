@@ -25,6 +25,7 @@ from startup.agent.logs import LogUploader
 from startup.agent.packages import Packages, Torch
 from startup.agent.remediation import HealRecord, clock_skew, cuda_path, disk_space, driver_wait
 from startup.agent.spec import RunSpec
+from startup.agent.stop import ENDINGS
 from startup.agent.storage import AgentStorage, StorageError
 
 CASE = re.compile(r"cases/([A-Za-z0-9][A-Za-z0-9._+-]{0,199})\.csv\Z", re.ASCII)
@@ -104,18 +105,23 @@ class Agent:
         """Runs the whole run. Its last event is then in the bucket and its marker is set, unless the bucket cannot be
         reached. If the VM is kept, or another run pays for it, the keeper writes that event."""
         try:
-            ending = self.work()
+            self.ending = self.work()
         except RebootNeeded as need:
             return self.leave_for_reboot(str(need))
-        except Halt as halt:
-            ending = halt.ending
         except Exception as error:
-            self.log.say(traceback.format_exc())
-            detail = f"{type(error).__name__}: {error}"
-            ending = Ending("failed", 1, detail, Diagnosis("agent_crashed", detail))
-        self.ending = ending
-        self.finish(ending)
-        return ending.exit_code
+            self.ending = self.ending_after(error, "agent_crashed")
+        self.finish(self.ending)
+        return self.ending.exit_code
+
+    def ending_after(self, error: Exception, cause: str) -> Ending:
+        """How a run ends that an error has ended; `cause` is that of one which is no Halt. What a signal has ended too
+        looks like a failure until it is known what the signal means."""
+        self.stop.await_signals(self.spec.timing.preempted_ask_s + 1)
+        if isinstance(error, Halt):
+            return ENDINGS.get(self.stop.reason, error.ending)
+        self.log.say(traceback.format_exc())
+        detail = f"{type(error).__name__}: {error}"
+        return Ending("failed", 1, detail, Diagnosis(cause, detail))
 
     def may_reboot(self) -> bool:
         """Whether the machine is a VM of this run's own, has not been rebooted for it, and has the time for it."""
@@ -139,16 +145,11 @@ class Agent:
 
     def unable(self, error: Exception) -> int:
         """Ends a run that could not begin here: writes its last event, and returns the exit code."""
-        if isinstance(error, Halt):
-            ending = error.ending
-        else:
-            detail = f"{type(error).__name__}: {error}"
-            ending = Ending("failed", 1, detail, Diagnosis("container_unavailable", detail))
+        self.ending = self.ending_after(error, "container_unavailable")
         self.events.start()
         self.uploader.start()
-        self.ending = ending
-        self.finish(ending)
-        return ending.exit_code
+        self.finish(self.ending)
+        return self.ending.exit_code
 
     def work(self) -> Ending:
         self.events.start()
@@ -160,13 +161,8 @@ class Agent:
             self.events.append(
                 "machine_taken", vm=self.spec.vm, zone=self.site.zone, attempt=self.spec.attempt, **self.spec.taken
             )
-        self.events.append(
-            "vm_booted",
-            vm=self.spec.vm,
-            zone=self.site.zone,
-            instance_id=self.site.instance_id,
-            attempt=self.spec.attempt,
-        )
+        place = {"zone": self.site.zone, "instance_id": self.site.instance_id}
+        self.events.append("vm_booted", vm=self.spec.vm, **place, attempt=self.spec.attempt)
         with self.run_phase("preflight"):
             if storage_error is not None:
                 self.stop.check()

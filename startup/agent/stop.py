@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
@@ -28,6 +29,7 @@ class Stop:
         self.reason = ""
         self.listeners: list[Callable[[], None]] = []
         self.lock = threading.Lock()
+        self.signals_received = self.signals_understood = 0
 
     def request(self, reason: str) -> bool:
         """Asks for the end of the run; `reason` is a key of ENDINGS. False when it was asked for before."""
@@ -40,6 +42,12 @@ class Stop:
         for listener in listeners:
             listener()
         return True
+
+    def await_signals(self, limit_s: float) -> None:
+        """Waits until it is known what each signal means that has come."""
+        end = time.monotonic() + limit_s
+        while self.signals_understood < self.signals_received and time.monotonic() < end:
+            time.sleep(0.02)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` once when a stop is requested; at once when it has been."""
@@ -66,9 +74,9 @@ class Signals:
     handler would need; SimpleQueue.put is the one operation that is safe there.
     """
 
-    def __init__(self, on_signal: Callable[[int], None]) -> None:
+    def __init__(self, on_signal: Callable[[int], None], stop: Stop) -> None:
         self.inbox: SimpleQueue[int] = SimpleQueue()
-        self.on_signal = on_signal
+        self.on_signal, self.stop = on_signal, stop
         threading.Thread(target=self.serve, name="signals", daemon=True).start()
 
     def install(self) -> None:
@@ -76,8 +84,10 @@ class Signals:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _: FrameType | None) -> None:
+        self.stop.signals_received += 1
         self.inbox.put(number)
 
     def serve(self) -> None:
         while True:
             self.on_signal(self.inbox.get())
+            self.stop.signals_understood += 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from startup.agent.__main__ import Conductor, main
+from startup.agent.stop import Signals
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.startup.cloud import RUN, Cloud
 from tests.unit.startup.conducted import Conducted, cause, cloud_for, ended, environ
@@ -96,6 +98,32 @@ def test_a_metadata_server_that_answers_at_once_is_not_asked_in_a_tight_loop(tmp
 def nobody_watches(cloud: Cloud) -> None:
     """Keeps the watcher from seeing a preemption before the signal comes."""
     cloud.fail("instance/preempted.wait_for_change", until=cloud.closing, times=1e9)
+
+
+def test_what_a_signal_ends_beside_the_agent_is_no_failure_of_the_run(tmp_path: Path) -> None:
+    """A machine that is shut down sends TERM to all processes, and says only when it is asked that it is preempted."""
+    for outcome in ("terminated", "preempted"):
+        home, answered = tmp_path / outcome, threading.Event()
+        home.mkdir()
+        with cloud_for({"measure": [{"hang": 1}]}) as cloud:
+            nobody_watches(cloud)
+
+            def stop(
+                conductor: Conductor, cloud: Cloud = cloud, answered: threading.Event = answered, outcome: str = outcome
+            ) -> None:
+                harness = conductor.home / "harness"
+                await_truth(lambda: conductor.agent.phase == "measure" and harness.exists())
+                if outcome == "preempted":
+                    cloud.preempt()
+                cloud.fail("instance/preempted", until=answered, times=1)
+                Signals(conductor.on_signal, conductor.stop).receive(signal.SIGTERM, None)
+                os.killpg(int(harness.read_text()), signal.SIGTERM)
+                await_truth(lambda: any(one["phase"] == "measure" for one in cloud.said("phase_finished")))
+                answered.set()
+
+            assert Conducted(cloud, home, stop).code == 143
+            assert ended(cloud)["outcome"] == outcome
+            assert cloud.said("diagnosed") == []
 
 
 def test_term_ends_the_run_as_terminated_unless_the_vm_is_being_preempted(tmp_path: Path) -> None:
