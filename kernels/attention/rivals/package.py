@@ -6,11 +6,13 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 import torch
 
+from kernels.attention import correctness
 from kernels.attention.case import PASSES, VALUE_WIDTH, Case, refuse_features
 from kernels.attention.interface import Unavailable
 from kernels.attention.problem import Inputs
@@ -105,7 +107,8 @@ class Rival:
             call = self.call(module, case, inputs)
             call.plan()
             torch.cuda.synchronize()
-        return replace(call, backend=f"{self.package.title}{call.backend}")
+        poisoned = partial(correctness.poison_memory, inputs.q, through_torch=False)
+        return replace(call, backend=f"{self.package.title}{call.backend}", poisoned=poisoned)
 
     def call(self, module: Any, case: Case, inputs: Inputs) -> Call:
         """The package's attention bound to inputs that it takes. `backend` is what is added to the package's title.
