@@ -91,7 +91,7 @@ class CandidateProcesses:
         send_signal(self.list_processes(), signal.SIGCONT)
 
     def list_processes(self) -> set[int]:
-        """Every process of the users, and those that will become one."""
+        """Every process of these users, and those that are about to change to them."""
         assert self.users is not None, "nothing is prepared without users"
         uids = {self.users.known[user].uid for user in self.hands if user in self.users.known}
         workers = filter(None, (hand.loading or hand.worker for hand in self.hands.values()))

@@ -85,7 +85,7 @@ class Referee:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Stands still all that is prepared, while the block measures times."""
+        """Stops all that is prepared, while the block measures times."""
         if self.next is not None and not self.next.pause():
             self.end_next()
         try:
@@ -115,7 +115,8 @@ class Referee:
                 log_line(f"candidate {number}: memory ran out; once more, with nothing beside it")
                 self.end_next()
                 self.dismiss(kernels)
-                kernels, verdict["seed"] = self.admit(path), secrets.randbits(31)  # it has seen the inputs of the first
+                kernels = verdict["kernels"] = self.admit(path)
+                verdict["seed"] = secrets.randbits(31)  # it has seen the inputs of the first
                 cases = self.measure(number, kernels, verdict["seed"], beat)
             verdict["cases"] = cases
         except (Lost, Answered, Unavailable) as exc:

@@ -64,35 +64,22 @@ def kernel_mine(x):
 )
 
 
+NAMED_ANEW = (
+    BASE
+    + NOTES
+    + """
+def kernel_mine(x):
+    note("lacks memory")
+    raise MemoryError
+if "lacks memory" in Path(__file__).with_name("notes").read_text():
+    del kernel_mine
+    kernel_other = lambda x: x + x
+"""
+)
+
+
 class Foreseeing(Session):
-    """A session in which each version may be followed by one that is foreseen."""
-
-    def file(self, number: int, text: str) -> Path:
-        """The file of a version, beside which its processes may write notes."""
-        file = self.out.parent / f"version{number}" / "mine.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        notes = file.with_name("notes")
-        notes.touch()
-        notes.chmod(0o666)
-        return file
-
-    def judge_before(self, text: str, ahead: str = "") -> dict[str, Any]:
-        """The verdict on a version, and a foreseen one after it."""
-        self.until("ready")
-        self.number += 1
-        told = {"number": self.number, "path": str(self.file(self.number, text))}
-        told |= {"ahead": str(self.file(self.number + 1, ahead))} if ahead else {}
-        self.write(json.dumps({"candidate": told}))
-        fact = self.until("candidate_judged")
-        self.acknowledge(fact)
-        verdict: dict[str, Any] = json.loads((self.out / fact["path"]).read_text())
-        return verdict
-
-    def notes(self, number: int) -> list[list[str]]:
-        """What the processes of a version have noted: their ids, and words."""
-        file = self.out.parent / f"version{number}" / "notes"
-        return [line.split() for line in file.read_text().splitlines()]
+    """A session whose versions note their processes' ids, and words."""
 
     def await_imports(self, number: int, notes: int = 1) -> None:
         """Returns when a version is imported, and has noted as much."""
@@ -108,9 +95,8 @@ class Foreseeing(Session):
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Iterator[Foreseeing]:
-    with session(tmp_path) as made:
-        made.__class__ = Foreseeing
-        yield made  # type: ignore[misc]
+    with session(tmp_path, kind=Foreseeing) as made:
+        yield made
 
 
 def cells(judge: Session, number: int, verdict: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -122,9 +108,9 @@ def cells(judge: Session, number: int, verdict: dict[str, Any]) -> list[tuple[st
 
 
 def test_a_candidate_that_was_foreseen_is_imported_once_and_ahead(judge: Foreseeing) -> None:
-    first = judge.judge_before(KERNEL, ahead=AT_ITS_PRIORITY)
+    first = judge.judge(KERNEL, ahead=AT_ITS_PRIORITY)
     judge.await_imports(2)
-    second = judge.judge_before(AT_ITS_PRIORITY, ahead=KERNEL)
+    second = judge.judge(AT_ITS_PRIORITY, ahead=KERNEL)
     assert not reasons(first) + reasons(second), judge.log()
     assert [words[1:] for words in judge.notes(1)] == [["imported", "in", "turn"]]
     assert [words[1:] for words in judge.notes(2)] == [["imported", "ahead"]]
@@ -137,26 +123,26 @@ def test_a_candidate_that_was_foreseen_is_imported_once_and_ahead(judge: Foresee
 
 
 def test_of_a_candidate_that_was_foreseen_wrongly_nothing_is_left(judge: Foreseeing) -> None:
-    judge.judge_before(KERNEL, ahead=WITH_CHILD)
+    judge.judge(KERNEL, ahead=WITH_CHILD)
     judge.await_imports(2, notes=2)
     assert len(judge.processes(2)) == 2
     judge.file(9, KERNEL)
     judge.number = 8
-    assert not reasons(judge.judge_before(KERNEL)), judge.log()
+    assert not reasons(judge.judge(KERNEL)), judge.log()
     assert not judge.processes(2)
 
 
 @pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY])
 def test_a_foreseen_candidate_that_fails_costs_no_other_its_verdict(judge: Foreseeing, text: str) -> None:
-    assert not reasons(judge.judge_before(KERNEL, ahead=text)), judge.log()
+    assert not reasons(judge.judge(KERNEL, ahead=text)), judge.log()
     judge.await_imports(2)
-    reason = reasons(judge.judge_before(text, ahead=KERNEL))
+    reason = reasons(judge.judge(text, ahead=KERNEL))
     assert reason.startswith("hung: no answer within 5 s") if text == HANGING else not reason
-    assert not reasons(judge.judge_before(KERNEL)), judge.log()
+    assert not reasons(judge.judge(KERNEL)), judge.log()
 
 
 def test_what_is_foreseen_stands_still_while_times_are_measured(judge: Foreseeing) -> None:
-    assert not reasons(judge.judge_before(LOOKING, ahead=BUSY)), judge.log()
+    assert not reasons(judge.judge(LOOKING, ahead=BUSY)), judge.log()
     judge.await_imports(2)
     ticks = [int(words[2]) for words in judge.notes(1) if words[1] == "ticks"]
     used = sum(before != after for before, after in pairwise(ticks))
@@ -164,12 +150,18 @@ def test_what_is_foreseen_stands_still_while_times_are_measured(judge: Foreseein
 
 
 def test_a_candidate_that_lacks_memory_is_judged_again_alone_on_other_inputs(judge: Foreseeing) -> None:
-    assert not reasons(judge.judge_before(NEEDING_MEMORY, ahead=KERNEL)), judge.log()
+    assert not reasons(judge.judge(NEEDING_MEMORY, ahead=KERNEL)), judge.log()
     assert "memory ran out" in judge.log()
 
 
+def test_a_candidate_that_is_judged_again_has_the_kernels_of_that_time(judge: Foreseeing) -> None:
+    verdict = judge.judge(NAMED_ANEW, ahead=KERNEL)
+    assert verdict["kernels"] == ["other"], judge.log()
+    assert all(set(case["median_us"]) == {"torch", "other"} for case in verdict["cases"])
+
+
 def test_a_session_that_is_killed_leaves_nothing_that_it_prepared(judge: Foreseeing) -> None:
-    judge.judge_before(RIGHT, ahead=HANGING)
+    judge.judge(RIGHT, ahead=HANGING)
     judge.await_imports(2)
     pids = judge.processes(2)
     assert pids

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -30,8 +30,9 @@ CHEATING = BASE + "def kernel_mine(x):\n    x.zero_()\n    return x + x\n"
 NOTING = (
     BASE
     + """
+from pathlib import Path
 def kernel_mine(x):
-    with open(__file__ + ".saw", "a") as file:
+    with Path(__file__).with_name("notes").open("a") as file:
         print(float(x.sum()), file=file)
     return x + x
 """
@@ -50,32 +51,46 @@ class Session(HarnessProcess):
 
     number = 0
 
-    def judge(self, text: str) -> dict[str, Any]:
-        """The verdict on a version of the workload."""
+    def file(self, number: int, text: str) -> Path:
+        """The file of a version, beside which its processes may write notes."""
+        file = self.out.parent / f"version{number}" / "mine.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        notes = file.with_name("notes")
+        notes.touch()
+        notes.chmod(0o666)
+        return file
+
+    def notes(self, number: int) -> list[list[str]]:
+        """What the processes of a version have noted, in words."""
+        file = self.out.parent / f"version{number}" / "notes"
+        return [line.split() for line in file.read_text().splitlines()]
+
+    def judge(self, text: str, ahead: str = "") -> dict[str, Any]:
+        """The verdict on a version of the workload, and a foreseen one after it."""
         self.until("ready")
         self.number += 1
-        file = self.out.parent / f"version{self.number}" / "mine.py"
-        file.parent.mkdir()
-        file.write_text(text)
-        saw = file.with_name("mine.py.saw")
-        saw.touch()
-        saw.chmod(0o666)  # the users of candidates may write to it
-        self.write(json.dumps({"candidate": {"number": self.number, "path": str(file)}}))
+        candidate = {"number": self.number, "path": str(self.file(self.number, text))}
+        candidate |= {"ahead": str(self.file(self.number + 1, ahead))} if ahead else {}
+        self.write(json.dumps({"candidate": candidate}))
         fact = self.until("candidate_judged")
         self.acknowledge(fact)
         verdict: dict[str, Any] = json.loads((self.out / fact["path"]).read_text())
         return verdict
 
 
+Judging = TypeVar("Judging", bound=Session)
+
+
 @contextmanager
-def session(tmp_path: Path, text: str = BASE, **changes: Any) -> Iterator[Session]:
+def session(tmp_path: Path, text: str = BASE, kind: type[Judging] = Session, **changes: Any) -> Iterator[Judging]:
     """A session over a workload."""
     base = tmp_path / "base"
     base.mkdir()
     (base / "mine.py").write_text(text)
     own = {"implementations": ["*"], "measure": {}, "correctness": {}, "answer_limit_s": 5.0, "session": {}}
     workload = {"form": "file", "path": str(base / "mine.py")}
-    with Session("session", spec(**own, workload=workload, **changes), tmp_path) as made:
+    with kind("session", spec(**own, workload=workload, **changes), tmp_path) as made:
         yield made
 
 
@@ -130,7 +145,7 @@ def test_no_candidate_sees_inputs_that_an_earlier_one_has_seen(tmp_path: Path) -
     with session(tmp_path, one_case) as judge:
         verdicts = [judge.judge(NOTING), judge.judge(NOTING)]
         assert not "".join(map(reasons, verdicts)), judge.log()
-        first, second = (set((tmp_path / f"version{n}" / "mine.py.saw").read_text().split()) for n in (1, 2))
+        first, second = ({total for (total,) in judge.notes(number)} for number in (1, 2))
         assert first
         assert second
         assert not first & second
