@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Final
 
 from orchestrator.api.sessions import DROPPED, LOST, REFUSED, SessionDesk, VersionLine, merit
@@ -88,8 +89,7 @@ class Search:
             self.trials.append(trial)
             self.show(trial)
         best = self._best()[: 1 + RUNNERS_UP]
-        following = [*best[1:], None]
-        again = [self._again(config, name, base, *pair) for pair in zip(best, following, strict=False)]
+        again = [self._again(config, name, base, *pair) for pair in zip_longest(best, best[1:])]
         return Tuning(tuple(self.trials), again[0] if again else None, tuple(again[1:]), stopped)
 
     def _best(self) -> list[Trial]:

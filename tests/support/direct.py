@@ -46,11 +46,12 @@ def listener_at(netloc: str) -> Listener | None:
 
 
 def answer(listener: Listener, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
-    """What a listener answers to a request; `headers` by names in lower case. Raises `Reset` and `OSError`."""
-    refused = listener.guard.refusal(method, target, headers, int(listener.server_address[1]))
+    """What a listener answers to a request. Raises `Reset` and `OSError`."""
+    lower = {"host": urlsplit(listener.url).netloc} | {name.lower(): value for name, value in headers.items()}
+    refused = listener.guard.refusal(method, target, lower, int(listener.server_address[1]))
     if refused is not None:
         return refusal_reply(refused)
-    return listener.reply_to(method, target, headers, iter((body,)), len(body))
+    return listener.reply_to(method, target, lower, iter((body,)), len(body))
 
 
 class DirectAdapter(HTTPAdapter):
@@ -62,7 +63,7 @@ class DirectAdapter(HTTPAdapter):
         if listener is None:
             return super().send(request, *arguments, **options)
         target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        headers = {"host": parts.netloc, **{name.lower(): _text(value) for name, value in request.headers.items()}}
+        headers = {name: _text(value) for name, value in request.headers.items()}
         method = str(request.method)
         try:
             reply = answer(listener, method, target, headers, _bytes(request.body))

@@ -177,9 +177,8 @@ class ScriptedVm:
     ) -> tuple[int, bytes]:
         """The status and the body of the answer."""
         if (listener := listener_at(netloc)) is not None:
-            lower = {"host": netloc} | {name.lower(): value for name, value in headers.items()}
             try:
-                reply = answer(listener, method, target, lower, body or b"")
+                reply = answer(listener, method, target, headers, body or b"")
             except Reset as exc:
                 raise ConnectionResetError("the connection was cut") from exc
             return reply.status, b"".join(reply.pieces())

@@ -146,8 +146,8 @@ class Story:
         self.cloud = EmbeddedCloud(
             home, timeline=self.timeline, machines=scripted(self.deeds.child), weather={"faults": faults}
         )
-        self.connections = ExitStack()
-        self.connections.enter_context(asked_directly(self.cloud))
+        self.direct = ExitStack()
+        self.direct.enter_context(asked_directly(self.cloud))
         self.children, self.parallel, self.wall_s = children, parallel, wall_s
         self.looks = 0
         self.open = set(range(children))
@@ -170,7 +170,7 @@ class Story:
         )
 
     def close(self) -> None:
-        self.connections.close()
+        self.direct.close()
         self.cloud.close()
 
     def job(self, indexes: list[int], attempts: dict[int, int]) -> JobSpec:
