@@ -25,7 +25,7 @@ from kernels.harness.ending import describe_exit, end_with_parent, list_descenda
 from kernels.harness.facts import log_line
 from kernels.harness.input_sets import free_memory
 from kernels.harness.progress import PROGRESS
-from kernels.harness.settings import apply_worker_settings
+from kernels.harness.settings import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL, apply_worker_settings
 
 apply_worker_settings()
 SPAWN = multiprocessing.get_context("forkserver")
@@ -33,8 +33,6 @@ SPAWN = multiprocessing.get_context("forkserver")
 import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
-FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
-"""Upon the first a worker writes where it is as soon as Python goes on; upon the second at once, in native code too."""
 FRAMES_S = 1.0
 SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""

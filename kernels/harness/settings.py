@@ -1,9 +1,10 @@
-"""What a process sets before it imports torch."""
+"""What a process sets before it imports torch, and what it and its workers agree on."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ milliseconds, which they would take from the worker whose turn it is."""
 COMPILE_THREADS = "1"
 """With more, torch.compile would start a compiler process for each core, with torch in each, for the few kernels of a
 case."""
+FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
+"""Upon the first a worker writes where it is as soon as Python goes on; upon the second at once, in native code too."""
 
 
 def apply_worker_settings() -> None:

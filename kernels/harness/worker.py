@@ -31,8 +31,7 @@ from kernels.harness.ending import end_with_parent
 from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
-from kernels.harness.processes import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL
-from kernels.harness.settings import without_collector
+from kernels.harness.settings import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL, without_collector
 from kernels.harness.users import become_user
 from kernels.harness.workload import BuildFailed, Unavailable
 

@@ -123,3 +123,7 @@ RunName = Annotated[
 RunOrFolder = Annotated[
     str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds one.", autocompletion=known_runs)
 ]
+FleetName = Annotated[
+    str,
+    typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets),
+]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.harness.processes import FRAMES_SIGNAL, Worker, prepare_workers
+from kernels.harness.processes import Worker, prepare_workers
+from kernels.harness.settings import FRAMES_SIGNAL
 from tests.support.patience import PATIENCE_S
 
 WORKLOAD = """

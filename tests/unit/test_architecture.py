@@ -67,6 +67,8 @@ class Outline(NamedTuple):
     inside_functions: int
     """How many of its lines in functions import something."""
     functions: tuple[Function, ...]
+    loaded_names: tuple[str, ...]
+    """The modules that it loads by name."""
 
 
 class Function(NamedTuple):
@@ -84,6 +86,12 @@ def outline(path: Path) -> Outline:
         tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
         len(inside),
         tuple(Function(one.name, (one.end_lineno or 0) - one.lineno + 1, parameters(one)) for one in functions),
+        tuple(
+            node.args[0].value
+            for node in nodes
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module"
+            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+        ),
     )
 
 
@@ -135,11 +143,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Every module and what it imports: at its top, inside functions, and for the sake of types."""
-    files = {module_name(path): path for path in modules()}
+    """Every module of the tool and of the kernels, and what it imports: at its top, inside functions, for the sake of
+    types, and by a name that it gives to `import_module`."""
+    files = {module_name(path): path for path in [*modules(), *sorted((ROOT / "kernels").rglob("*.py"))]}
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
-        graph[name] = set()
+        graph[name] = set(outline(path).loaded_names) & set(files)
         for node in outline(path).imports:
             if isinstance(node, ast.Import):
                 graph[name] |= {alias.name for alias in node.names} & set(files)

@@ -17,7 +17,7 @@ import typer
 from orchestrator.api.finding import LOCAL, remember_fleets
 from orchestrator.cli.config_keys import known_keys
 from orchestrator.cli.fleet import trust
-from orchestrator.cli.fleet.context import Desk, FleetName, begin_fleet, configurations, find_fleet, plan_sweep
+from orchestrator.cli.fleet.context import Desk, begin_fleet, configurations, find_fleet, plan_sweep
 from orchestrator.cli.fleet.results import costs_document, fetch_fleet, report_fleet, sql
 from orchestrator.cli.fleet.trust import Accept
 from orchestrator.cli.fleet.view import (
@@ -32,7 +32,7 @@ from orchestrator.cli.fleet.view import (
     quota_table,
     seen_lines,
 )
-from orchestrator.cli.options import Json, group_options, known_gpus, options
+from orchestrator.cli.options import FleetName, Json, group_options, known_gpus, options
 from orchestrator.cli.terminal import emit_json, hanging, is_stdout_closed, print_answer
 from orchestrator.core.errors import BenchError, BudgetExceeded, ConfigError, RunFailed
 from orchestrator.core.fleet.batch import QUESTIONS, REQUIRED, GateVerdict

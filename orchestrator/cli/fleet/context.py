@@ -9,14 +9,10 @@ from datetime import timedelta
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from orchestrator.api.finding import only_match, remember_fleets, require_name
 from orchestrator.cli import interrupts
 from orchestrator.cli.fleet import trust
-from orchestrator.cli.options import known_fleets
 from orchestrator.cli.terminal import Unheard
 from orchestrator.core.config.model import Config
 from orchestrator.core.errors import ConfigError, NotFound
@@ -43,11 +39,6 @@ from orchestrator.wiring.schedulers import (
     prices_of,
     scheduler_of,
 )
-
-FleetName = Annotated[
-    str,
-    typer.Argument(metavar="FLEET", help="A fleet, a unique part of its name, or `last`.", autocompletion=known_fleets),
-]
 
 
 def find_fleet(wiring: Wiring, text: str) -> str:

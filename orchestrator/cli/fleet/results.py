@@ -25,8 +25,8 @@ from orchestrator.analysis.axes import Along, Measured, axis_views
 from orchestrator.analysis.devices import Column, side_by_side
 from orchestrator.api.finding import LOCAL
 from orchestrator.api.results import read_report
-from orchestrator.cli.fleet.context import Desk, FleetName, find_fleet
-from orchestrator.cli.options import Json, options
+from orchestrator.cli.fleet.context import Desk, find_fleet
+from orchestrator.cli.options import FleetName, Json, options
 from orchestrator.cli.screen import Columns, screen
 from orchestrator.cli.terminal import documents, emit_json
 from orchestrator.core.errors import NotFound
