@@ -15,6 +15,7 @@ import yaml
 from orchestrator.cli.app import COMMANDS
 from orchestrator.core.fleet.sweep import Sweep
 from orchestrator.core.permissions import Need
+from orchestrator.core.run.events import FACTS
 from orchestrator.core.setup.plan import APIS
 from orchestrator.embedded.weather import CONDITIONS, EVERY_KEY, KEYS
 from scripts.tables import NEEDS, differing
@@ -39,6 +40,14 @@ def test_every_fault_and_condition_of_the_weather_is_in_the_contract() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
     assert set(EVERY_KEY) <= listed
     assert set(KEYS) & set(CONDITIONS) == set()
+
+
+def test_every_kind_of_event_has_its_name_in_the_contract() -> None:
+    """The names follow the classes: one that is renamed would no longer read what older versions wrote."""
+    text = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+    events = text.partition("\n## 5. Events\n")[2].partition("\n## ")[0]
+    assert len(FACTS) > 30
+    assert set(FACTS) <= set(re.findall(r"`(\w+)`", events))
 
 
 CONTRIBUTING = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/contributing").glob("*.md"))

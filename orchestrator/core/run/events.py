@@ -7,6 +7,7 @@ is the contract with the programs on the machine.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,9 +28,15 @@ class Fact(LenientModel):
     """Something that happened to a run. Unknown keys are ignored, so that an older client can read a newer run."""
 
     kind: ClassVar[str]
+    """Its name in the log: that of the class in lower case, with `_` between the words. It may not change, and so
+    neither may the name of the class."""
     advice: ClassVar[str] = ""
     """The key with advice to the user, if there is one. Only the client that wrote the fact shows it. It is dropped
     when a fact is read from the bucket, because anybody may have written it."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
@@ -45,7 +52,6 @@ class Fact(LenientModel):
 class ImagePrepared(Fact):
     """The machine's disk is ready to become an image, and nothing writes to it any more."""
 
-    kind = "image_prepared"
     torch: Name = ""
     driver: Name = ""
     kernel: Name = ""
@@ -65,7 +71,6 @@ class ClientFact(Fact):
 
 
 class RunPlanned(ClientFact):
-    kind = "run_planned"
     gpu: str
     config: str
     user: str
@@ -86,7 +91,6 @@ class RunPlanned(ClientFact):
 
 
 class BudgetHeld(ClientFact):
-    kind = "budget_held"
     hold_usd: Usd
     generation: Count = 0
 
@@ -95,7 +99,6 @@ class RunResumed(ClientFact):
     """A run that was over goes on as a new generation with its own hold. What ended earlier generations does not end
     it. The generation of a fact, not its time, decides what it belongs to: the clocks of two clients may differ."""
 
-    kind = "run_resumed"
     generation: Count
     """1 for the first resumption."""
     attempts: Count
@@ -106,7 +109,6 @@ class RunResumed(ClientFact):
 class ImageReplaced(ClientFact):
     """The plan's image was gone when a machine was requested. The machine boots from another image."""
 
-    kind = "image_replaced"
     image: ImageUrl
     instead: ImageUrl
     generation: Count = 0
@@ -115,12 +117,10 @@ class ImageReplaced(ClientFact):
 class SealRequested(ClientFact):
     """A client is about to copy the disk of the machine into an image. It writes this before it requests the image."""
 
-    kind = "seal_requested"
     image: ImageUrl
 
 
 class PayloadStored(ClientFact):
-    kind = "payload_stored"
     sha256: str
     size_bytes: Count
     uploaded: bool
@@ -130,7 +130,6 @@ class InstanceRequested(ClientFact):
     """A VM is about to be requested. The event is written before the request is sent, so that the VM is found even if
     the client is killed at any line."""
 
-    kind = "instance_requested"
     attempt: Count
     vm: MachineName
     zone: Zone
@@ -147,7 +146,6 @@ class InstanceRequested(ClientFact):
 class InstanceQueued(ClientFact):
     """A flex-start machine waits for capacity in the cloud's queue. It does not run, and costs nothing meanwhile."""
 
-    kind = "instance_queued"
     attempt: Count
     zone: Zone
     until: Moment
@@ -156,7 +154,6 @@ class InstanceQueued(ClientFact):
 
 
 class ZoneExhausted(ClientFact):
-    kind = "zone_exhausted"
     attempt: Count
     zone: Zone
     scope: str = "zone"
@@ -176,7 +173,6 @@ class ZoneExhausted(ClientFact):
 class CapacityAwaited(ClientFact):
     """A round of requests found no machine, and the client that launched the run waits before it begins another."""
 
-    kind = "capacity_awaited"
     round: Count
     """The number of the round that begins at `next_at`; 1 for the first one after a wait."""
     next_at: Moment
@@ -188,7 +184,6 @@ class CapacityAwaited(ClientFact):
 class InstanceRejected(ClientFact):
     """The cloud refused the request for a reason that holds in every zone."""
 
-    kind = "instance_rejected"
     advice = "hint"
     attempt: Count
     zone: Zone
@@ -200,7 +195,6 @@ class InstanceRejected(ClientFact):
 
 
 class InstanceCreated(ClientFact):
-    kind = "instance_created"
     attempt: Count
     vm: MachineName
     zone: Zone
@@ -211,7 +205,6 @@ class InstanceCreated(ClientFact):
 
 
 class StopRequested(ClientFact):
-    kind = "stop_requested"
     by: str
     reason: str
     generation: Count | None = None
@@ -219,7 +212,6 @@ class StopRequested(ClientFact):
 
 
 class InstanceGone(ClientFact):
-    kind = "instance_gone"
     attempt: Count
     vm: MachineName
     ended_at: Moment
@@ -236,7 +228,6 @@ class MachineTaken(Fact):
     """The run is measured on a machine that another run kept and pays for until it ends. The client that claimed the
     machine writes this, and the machine writes it again."""
 
-    kind = "machine_taken"
     vm: MachineName
     zone: Zone
     owner: RunId
@@ -247,7 +238,6 @@ class MachineTaken(Fact):
 
 
 class Settled(ClientFact):
-    kind = "settled"
     cost_usd: Usd
     released_usd: Usd
     generation: Count = 0
@@ -256,7 +246,6 @@ class Settled(ClientFact):
 class RunClosed(ClientFact):
     """The run is over. The client that sees its end writes this as the last event."""
 
-    kind = "run_closed"
     outcome: str
     detail: str = ""
     generation: Count = 0
@@ -277,7 +266,6 @@ class ChildFinished(ClientFact):
     """A child of a fleet is over, on a machine that a scheduler chose: no client requested it, and the fleet pays for
     it. The client that saw its end writes this."""
 
-    kind = "child_finished"
     fleet: Name
     engine: Zone
     child: Count
@@ -291,7 +279,6 @@ class ChildFinished(ClientFact):
 
 
 class VmBooted(Fact):
-    kind = "vm_booted"
     vm: MachineName
     zone: Zone | None = None
     instance_id: ResourceId = NO_ID
@@ -299,46 +286,39 @@ class VmBooted(Fact):
 
 
 class PhaseStarted(Fact):
-    kind = "phase_started"
     phase: str
     limit_s: Seconds = 0
 
 
 class PhaseFinished(Fact):
-    kind = "phase_finished"
     phase: str
     exit_code: ExitCode
     seconds: Seconds
 
 
 class Healed(Fact):
-    kind = "healed"
     what: str
     detail: str = ""
 
 
 class GatePassed(Fact):
-    kind = "gate_passed"
     name: str
     detail: str = ""
 
 
 class EnvironmentRecorded(Fact):
-    kind = "environment_recorded"
     device: Name
     device_kind: Name
     torch: Name = ""
 
 
 class KernelBuilt(Fact):
-    kind = "kernel_built"
     seconds: Seconds
     compiler: str = ""
     cached: bool = False
 
 
 class CaseChecked(Fact):
-    kind = "case_checked"
     implementation: str
     case_id: CaseId
     passed: bool
@@ -348,20 +328,17 @@ class CaseChecked(Fact):
 
 
 class CorrectnessFinished(Fact):
-    kind = "correctness_finished"
     checked: Count
     failed: Count
 
 
 class MeasurementPlanned(Fact):
-    kind = "measurement_planned"
     cases: Count
     total: Count
     measurements_per_implementation: Count
 
 
 class CaseStarted(Fact):
-    kind = "case_started"
     case_id: CaseId
     index: Count
     of: Count
@@ -370,14 +347,12 @@ class CaseStarted(Fact):
 class CaseObserved(Fact):
     """Where the machine is in a case that takes long: a function and its line, or an implementation."""
 
-    kind = "case_observed"
     case_id: CaseId | Literal[""] = ""
     place: str
     seconds: Seconds = 0
 
 
 class CaseMeasured(Fact):
-    kind = "case_measured"
     case_id: CaseId
     index: Count
     of: Count
@@ -388,12 +363,10 @@ class CaseMeasured(Fact):
 
 
 class Preempted(Fact):
-    kind = "preempted"
     detail: str = ""
 
 
 class Diagnosed(Fact):
-    kind = "diagnosed"
     advice = "remedy"
     cause: str
     detail: str = ""
@@ -402,7 +375,6 @@ class Diagnosed(Fact):
 
 
 class Finished(Fact):
-    kind = "finished"
     outcome: str
     exit_code: ExitCode = 0
     phase: str = ""
@@ -412,7 +384,6 @@ class Finished(Fact):
 class Kept(Fact):
     """The run is done, and its machine waits for another run. The result of the run is given as in `Finished`."""
 
-    kind = "kept"
     outcome: str
     exit_code: ExitCode = 0
     detail: str = ""
@@ -422,12 +393,10 @@ class Kept(Fact):
 class Lent(Fact):
     """The kept machine has begun another run."""
 
-    kind = "lent"
     to: RunId
 
 
 class VmExiting(Fact):
-    kind = "vm_exiting"
     outcome: str
     exit_code: ExitCode = 0
 
@@ -436,7 +405,6 @@ class Unrecognised(Fact):
     """A fact of a kind that this version does not know, or with data that it cannot read. It is kept, and the fold
     ignores it."""
 
-    kind = "unrecognised"
     name: str
     data: dict[str, Any] = Field(default_factory=dict)
 
@@ -444,7 +412,7 @@ class Unrecognised(Fact):
 def _kinds(base: type[Fact]) -> Iterator[type[Fact]]:
     for fact in base.__subclasses__():
         yield from _kinds(fact)
-        if "kind" in vars(fact) and fact is not Unrecognised:
+        if fact not in (ClientFact, Unrecognised):
             yield fact
 
 
