@@ -142,14 +142,13 @@ def _is_own_name(relative: Path) -> bool:
 
 
 def _writable(folder: Path) -> None:
+    hint = "choose another folder with --into FOLDER"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise LocalError(
-            f"cannot make {folder}: {exc.strerror}", hint="choose another folder with --into FOLDER"
-        ) from exc
+        raise LocalError(f"cannot make {folder}: {exc.strerror}", hint=hint) from exc
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise LocalError(f"{folder} cannot be written", hint="choose another folder with --into FOLDER")
+        raise LocalError(f"{folder} cannot be written", hint=hint)
 
 
 def _wanted(bucket: Bucket, run: Run, folder: Path) -> list[Wanted]:

@@ -37,7 +37,7 @@ from orchestrator.runs.resume import resume_run
 from orchestrator.runs.takeover import settle_owner
 from orchestrator.wiring import Wiring, launch_context, new_run_id, payload_of, start_bench
 
-ANSWER = "orchestrator.cli.fetch"  # what prints answers
+ANSWER = "orchestrator.cli.fetch"  # what prints answers: loaded when there is one, and not when a command starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,6 @@ def tell_of_the_end(wiring: Wiring, alerts: Alerts, run: Run) -> None:
     wiring.notifier(alerts.command, alerts.webhook, here=False).notify(notice)
 
 
-def printed_answer(wiring: Wiring, run: Run) -> bool:
-    """Print the answer of a run; return whether it was. What it needs is loaded now, and not when a command starts."""
-    return bool(importlib.import_module(ANSWER).print_answer(wiring, run))
-
-
 def follow(wiring: Wiring, run_id: str) -> None:
     """Show a run live until it is over, then its answer. The exit code is the run's; Ctrl-C only ends the view."""
     engine = Engine(wiring.world(), run_id)
@@ -255,7 +250,7 @@ def follow(wiring: Wiring, run_id: str) -> None:
 def finish(wiring: Wiring, run: Run, *, json: bool) -> None:
     """Prints the answer of the run and the last lines of a launch, and sets its exit code."""
     now = wiring.clock.now()
-    answered = not json and printed_answer(wiring, run)
+    answered = not json and bool(importlib.import_module(ANSWER).print_answer(wiring, run))
     print_answer(run_document(run, now), *ending_lines(run, now, answered=answered), json=json)
     for line in ending_lines(run, now) if is_stdout_closed() else ():
         typer.echo(line, err=True)

@@ -65,18 +65,13 @@ def command_for(wiring: Wiring, run: Run, command: tuple[str, ...]) -> tuple[str
         )
     name, zone = place
     if is_host(zone):
+        hint = "connect to the host with ssh, as you usually do"
         record = wiring.hosts.record(zone)
         if record is None:
-            raise NotFound(
-                f"the bucket does not say any more which host {zone} is",
-                hint="connect to the host with ssh, as you usually do",
-            )
+            raise NotFound(f"the bucket does not say any more which host {zone} is", hint=hint)
         target = parse_target(record.target)
         if target.zone != zone:
-            raise NotFound(
-                f"in the bucket, {zone} is another host: {clean_line(record.target, 80)}",
-                hint="connect to the host with ssh, as you usually do",
-            )
+            raise NotFound(f"in the bucket, {zone} is another host: {clean_line(record.target, 80)}", hint=hint)
         wiring.named.reachable(target)
         if target.machine:
             raise ConfigError(

@@ -16,6 +16,9 @@ class Need:
 
 
 INSERT: Final = "adapters/google/compute.py insert"
+NETWORK: Final = "core/doctor/machine.py check_network"
+SEAL: Final = "adapters/google/images.py seal"
+SUBMIT: Final = "adapters/batch/scheduler.py create"
 
 LAUNCHER: Final = (
     Need("compute.instances.create", "make the machine", INSERT),
@@ -46,39 +49,29 @@ LOOKER: Final = (
     Need("compute.advice.capacity", "ask where spot machines are available", "adapters/google/market.py advice"),
     Need("compute.advice.capacityHistory", "ask how long they last there", "adapters/google/market.py advice"),
     Need("compute.regions.list", "see the quotas of all regions at once", "core/doctor/capacity.py regions"),
-    Need("compute.networks.get", "see the network", "core/doctor/machine.py check_network"),
-    Need(
-        "compute.subnetworks.list",
-        "see whether Google is reached without an address",
-        "core/doctor/machine.py check_network",
-    ),
-    Need("compute.routers.list", "see whether there is a Cloud NAT", "core/doctor/machine.py check_network"),
+    Need("compute.networks.get", "see the network", NETWORK),
+    Need("compute.subnetworks.list", "see whether Google is reached without an address", NETWORK),
+    Need("compute.routers.list", "see whether there is a Cloud NAT", NETWORK),
     Need("iam.serviceAccounts.get", "see the machine's account", "core/doctor/machine.py check_account"),
     Need("compute.images.list", "find prepared images", "adapters/google/images.py images"),
     Need("compute.images.get", "see whether one is ready", "adapters/google/images.py image"),
     Need("compute.images.getFromFamily", "find the newest of a kind", "adapters/google/images.py newest"),
     Need("compute.images.useReadOnly", "start machines from one", INSERT),
-    Need("compute.images.create", "make one (`bench image build`)", "adapters/google/images.py seal"),
-    Need("compute.images.setLabels", "label it with its expiry", "adapters/google/images.py seal"),
+    Need("compute.images.create", "make one (`bench image build`)", SEAL),
+    Need("compute.images.setLabels", "label it with its expiry", SEAL),
     Need("compute.images.deprecate", "take one out of use", "adapters/google/images.py deprecate"),
     Need("compute.images.delete", "delete one that is due", "adapters/google/images.py delete"),
-    Need(
-        "compute.disks.useReadOnly", "copy the disk of the machine that becomes one", "adapters/google/images.py seal"
-    ),
+    Need("compute.disks.useReadOnly", "copy the disk of the machine that becomes one", SEAL),
 )
 """On the project, for `bench doctor` and `bench image`. A launch does not need them."""
 
 BATCH: Final = (
-    Need("batch.jobs.create", "ask for a fleet's machines", "adapters/batch/scheduler.py create"),
+    Need("batch.jobs.create", "ask for a fleet's machines", SUBMIT),
     Need("batch.jobs.get", "see how they ended", "adapters/batch/scheduler.py job"),
     Need("batch.jobs.delete", "cancel a job, and take one away", "adapters/batch/scheduler.py cancel"),
     Need("batch.tasks.list", "see how tasks ended (`bench fleet check-batch`)", "adapters/batch/check.py codes"),
-    Need(
-        "compute.instanceTemplates.create",
-        "say what machines are, and when they end",
-        "adapters/batch/scheduler.py create",
-    ),
-    Need("compute.instanceTemplates.get", "let a job use that", "adapters/batch/scheduler.py create"),
+    Need("compute.instanceTemplates.create", "say what machines are, and when they end", SUBMIT),
+    Need("compute.instanceTemplates.get", "let a job use that", SUBMIT),
     Need("compute.instanceTemplates.delete", "take it away", "adapters/batch/templates.py delete"),
     Need("compute.globalOperations.get", "wait until it is made", "adapters/batch/templates.py insert"),
     Need(

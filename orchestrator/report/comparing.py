@@ -48,7 +48,6 @@ from orchestrator.report.page import (
     Text,
     Word,
     figure_parts,
-    verdict_word,
     write_page,
 )
 from orchestrator.report.report import Report
@@ -354,7 +353,7 @@ def _row(change: Change, names: Mapping[str, str], *, several: bool) -> list[Cel
     return [
         names[change.case_id], *([change.implementation] if several else []),
         f"{change.ratio.mid:.3f}×", format_limits(change.ratio, places=3),
-        verdict_word(change.verdict.value, change.doubt),
+        Word(change.verdict.value, style=change.verdict.value, more=change.doubt),
         format_digits(change.before.mid, 4), format_digits(change.after.mid, 4), p, noise,
         format_percent(change.spread),
     ]  # fmt: skip

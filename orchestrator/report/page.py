@@ -252,8 +252,3 @@ def templates() -> Environment:
 def figure_parts(board: Board | None, caption: str, slim: Board | None = None) -> list[Part]:
     """A figure with its caption; an empty list where there is none."""
     return [] if board is None else [Figure(board, caption, slim)]
-
-
-def verdict_word(word: str, doubt: str = "") -> Word:
-    """A verdict in its colour, with the reason for doubt if there is one."""
-    return Word(word, word, doubt)

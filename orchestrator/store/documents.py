@@ -72,6 +72,14 @@ def swap(bucket: Bucket, clock: Clock, document: StoredDocument[D], change: Call
     )
 
 
+class DocumentStore:
+    """A client's access to some of the bucket's documents."""
+
+    def __init__(self, bucket: Bucket, clock: Clock) -> None:
+        self._bucket = bucket
+        self._clock = clock
+
+
 # The records of hosts in the bucket: one small object for each host, changed by compare-and-swap.
 
 
@@ -148,13 +156,9 @@ def baseline_document(name: str) -> StoredDocument[dict[str, Baseline]]:
     return StoredDocument(baseline_object(checked_name(name)), dict, parse, partial(dump_baselines, name))
 
 
-class BaselineStore:
+class BaselineStore(DocumentStore):
     """The named baselines of a bucket. If two clients set baselines of one name at the same time, for example of a T4
     and of an H100, both are kept."""
-
-    def __init__(self, bucket: Bucket, clock: Clock) -> None:
-        self._bucket = bucket
-        self._clock = clock
 
     def names(self) -> tuple[str, ...]:
         """Every name that was ever set, in order; a removed name is still listed, without baselines. Objects whose
@@ -182,12 +186,8 @@ class BaselineStore:
 # The records of prepared images in the bucket: one small object for each image, changed by compare-and-swap.
 
 
-class ImageRecords:
+class ImageRecords(DocumentStore):
     """The records of all images."""
-
-    def __init__(self, bucket: Bucket, clock: Clock) -> None:
-        self._bucket = bucket
-        self._clock = clock
 
     def every(self) -> tuple[tuple[ImageRecord, ...], Mapping[str, str]]:
         """The records that can be read, in the order of their names; and for each other object why it cannot be
@@ -243,13 +243,9 @@ OF_MONEY: Final = "runs/*/events/*Z-client-*-budget_held.json"
 before it, and can be rebuilt from such events."""
 
 
-class LedgerStore:
+class LedgerStore(DocumentStore):
     """The ledger that all clients of a bucket share, so that two clients cannot both spend the last dollar. If it is
     missing or empty although runs have held money, it is refused: it must not look as if nothing was spent."""
-
-    def __init__(self, bucket: Bucket, clock: Clock) -> None:
-        self._bucket = bucket
-        self._clock = clock
 
     def read(self) -> Ledger:
         """The ledger; an empty one when nothing was ever held. Raises `LedgerUnreadable`, `LedgerMissing`."""
@@ -295,13 +291,9 @@ _ZONES: Final[TypeAdapter[dict[str, dict[str, datetime]]]] = TypeAdapter(dict[st
 Pool = tuple[str, str, str]
 
 
-class StockOuts:
+class StockOuts(DocumentStore):
     """The stock-outs that clients of this bucket have met. A plan costs one read, a stock-out one compare-and-swap.
     They are only hints: if one is lost, a launch may try a zone that has no machine."""
-
-    def __init__(self, bucket: Bucket, clock: Clock) -> None:
-        self._bucket = bucket
-        self._clock = clock
 
     def stock_outs(self, machine_type: str) -> Mapping[Pool, datetime]:
         """The time of the last stock-out of each pool (zone, machine type, provisioning), as far as it is stored. Empty
