@@ -272,12 +272,12 @@ def first_lack(probe: Mapping[str, Any], needs: HostNeeds, name: str) -> Lack | 
         what = f"{name} has {len(probe['gpus']) or 'none'} of the {count(needs.gpus, 'GPU')} that the program needs"
         return Lack("no_cuda", what, f"name a host with more than {name} has, or change `gpus` of the program")
     if needs.compiler and not probe["compiler"]:
-        return Lack(
-            "no_compiler",
-            f"{name} has no C++ compiler, which the CPU kernel is built with",
-            f"on {name}: sudo apt-get install g++; or --baseline-only measures PyTorch alone",
-        )
+        return _no_compiler(name, f"{name} has no C++ compiler, which the CPU kernel is built with")
     return None
+
+
+def _no_compiler(name: str, why: str) -> Lack:
+    return Lack("no_compiler", why, f"on {name}: sudo apt-get install g++; or --baseline-only measures PyTorch alone")
 
 
 def python_too_old(name: str, version: str) -> Lack:
@@ -308,11 +308,7 @@ def lacks_packages(found: Mapping[str, Any], needs: HostNeeds, name: str, python
         why = "is built without CUDA" if not found["cuda"] else f"(CUDA {found['cuda']}) finds no usable GPU"
         return Lack("torch_without_cuda", f"torch {found['torch']} on {name} {why}", install)
     if needs.compiler and found["compiles"]:
-        return Lack(
-            "no_compiler",
-            f"the C++ compiler on {name} does not work: {found['compiles']}",
-            f"on {name}: sudo apt-get install g++; or --baseline-only measures PyTorch alone",
-        )
+        return _no_compiler(name, f"the C++ compiler on {name} does not work: {found['compiles']}")
     return None
 
 

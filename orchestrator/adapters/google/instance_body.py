@@ -109,16 +109,11 @@ def check_request(request: InstanceRequest) -> None:
         )
     if queue_s and not flexible:
         raise ConfigError("only a flex-start machine waits in a queue", hint="--set machine.provisioning=flex-start")
+    hint = "`bench fleet launch --cases-per-child 12` divides the cases among several runs"
     sizes = {key: len(value.encode()) for key, value in request.metadata.items()}
     for key, size in sizes.items():
         if size > MAX_VALUE_BYTES:
-            raise ConfigError(
-                f"the metadata value {key} has {size} bytes; Google allows {MAX_VALUE_BYTES}",
-                hint="`bench fleet launch --cases-per-child 12` divides the cases among several runs",
-            )
+            raise ConfigError(f"the metadata value {key} has {size} bytes; Google allows {MAX_VALUE_BYTES}", hint=hint)
     total = sum(sizes.values()) + sum(len(key.encode()) for key in sizes)
     if total > MAX_METADATA_BYTES:
-        raise ConfigError(
-            f"the machine's metadata has {total} bytes; Google allows {MAX_METADATA_BYTES}",
-            hint="`bench fleet launch --cases-per-child 12` divides the cases among several runs",
-        )
+        raise ConfigError(f"the machine's metadata has {total} bytes; Google allows {MAX_METADATA_BYTES}", hint=hint)
