@@ -201,7 +201,6 @@ def _dumped(facts: Sequence[Fact]) -> list[dict[str, Any]]:
 def run_document(run: Run, now: datetime) -> dict[str, object]:
     """The state of a run as one JSON document, as `bench status RUN --json` and `bench launch --json` print it."""
     line = asdict(status_line(run, now))
-    plan = run.plan
     return {
         "schema": 1,
         **line,
@@ -209,9 +208,8 @@ def run_document(run: Run, now: datetime) -> dict[str, object]:
         "settled": run.settled is not None,
         "prices_simulated": run.simulated,
         "time": paid_time_document(run, now if run.closed is None else run.updated_at),
-        "config": plan.config if plan else "",
         "image": run.image,
-        "implementations": list(plan.implementations) if plan else [],
+        "implementations": list(run.plan.implementations) if run.plan else [],
         "measurements_per_implementation": run.measurement.measurements_per_implementation if run.measurement else 0,
         "vms": [_of_vm(vm, now) for vm in run.vms],
         "phases": [
