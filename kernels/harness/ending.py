@@ -25,6 +25,14 @@ def end_with_parent() -> None:
         pass
 
 
+def close_files_except(*kept: int) -> None:
+    """Closes all files of this process but its standard streams and these."""
+    last = 2
+    for number in (*sorted(kept), min(os.sysconf("SC_OPEN_MAX"), 1 << 16)):
+        os.closerange(last + 1, number)
+        last = number
+
+
 def list_descendants(root: int | None, parents: Mapping[int, int] | None = None) -> list[int]:
     """The ids of all processes below `root`, by their parents now or as they were read; empty where there is no
     /proc."""

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -16,16 +17,17 @@ from collections.abc import Iterator, Mapping
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
 from kernels.forms.definition import is_own
-from kernels.harness.ending import describe_exit, end_with_parent, list_descendants
+from kernels.harness.ending import close_files_except, describe_exit, end_with_parent, list_descendants
 from kernels.harness.facts import log_line
 from kernels.harness.input_sets import free_memory
 from kernels.harness.progress import PROGRESS
 from kernels.harness.settings import FRAMES_SIGNAL, NATIVE_FRAMES_SIGNAL, apply_worker_settings
+from kernels.harness.users import is_running
 
 apply_worker_settings()
 SPAWN = multiprocessing.get_context("forkserver")
@@ -33,6 +35,7 @@ SPAWN = multiprocessing.get_context("forkserver")
 import."""
 LONGEST_REPLY = 8 << 20
 LONGEST_FOLDER = 50
+OPEN_FILES = Path("/proc/self/fd")
 FRAMES_S = 1.0
 SLOW_S = (10.0, 60.0)
 """A request that takes so long is named in the log, and again each time that the last of these has passed."""
@@ -66,7 +69,7 @@ def fork_worker_server() -> None:
     if hasattr(server, "_forkserver_authkey"):
         return
     resource_tracker.ensure_running()
-    with short_paths(), socket.socket(socket.AF_UNIX) as listener:
+    with nameless_listener(), socket.socket(socket.AF_UNIX) as listener:
         address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
         listener.bind(address)
         Path(address).chmod(0o600)
@@ -76,7 +79,36 @@ def fork_worker_server() -> None:
         if not pid:
             serve_forks(listener.fileno(), alive)
         os.close(alive)
-    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
+        server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
+
+
+def start_worker_server() -> None:
+    """Starts Python's server of workers, unless a server runs already."""
+    pid = cast(Any, forkserver)._forkserver._forkserver_pid
+    if pid is None or not is_running(pid):
+        with nameless_listener():
+            forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def nameless_listener() -> Iterator[None]:
+    """Removes the socket of the server of workers that the block starts. This process and its forks reach the server by
+    a descriptor, so that nothing of it is left, however they end. Where there is no /proc, Python removes the socket at
+    its exit. The path of a socket may have at most a hundred bytes, and that of the temporary folder may be longer."""
+    server = cast(Any, forkserver)._forkserver
+    config: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    before = tempfile.gettempdir()
+    tempfile.tempdir = before if len(before) <= LONGEST_FOLDER else "/tmp"
+    folder = config["tempdir"] = tempfile.mkdtemp(prefix="bench-listener-") if OPEN_FILES.is_dir() else None
+    try:
+        yield
+        if folder is not None:
+            server._forkserver_address = str(OPEN_FILES / str(os.open(server._forkserver_address, os.O_PATH)))
+    finally:
+        tempfile.tempdir = before
+        if folder is not None:
+            config["tempdir"] = None
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve_forks(listener: int, alive: int) -> NoReturn:
@@ -84,10 +116,7 @@ def serve_forks(listener: int, alive: int) -> NoReturn:
     try:
         end_with_parent()
         os.dup2(2, 1)  # the facts are not its own
-        kept, last = sorted({listener, alive}), 2
-        for number in (*kept, min(os.sysconf("SC_OPEN_MAX"), 1 << 16)):
-            os.closerange(last + 1, number)
-            last = number
+        close_files_except(listener, alive)
         forkserver.main(listener, alive, [])
     finally:
         os._exit(0)
@@ -123,14 +152,13 @@ class Worker:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.pipe, theirs = SPAWN.Pipe()
-        self.frames = tempfile.NamedTemporaryFile(prefix="bench-frames-")  # noqa: SIM115 - it ends with the worker
+        self.frames = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the worker
         path = Path(str(settings.get("path", ".")))
         self.folder = (path if path.is_dir() else path.parent).resolve()
-        given = {**settings, "frames": self.frames.name}
-        self.process = SPAWN.Process(target=worker_main, args=(theirs, given), daemon=True)
-        with short_paths():
+        with theirs, Connection(os.dup(self.frames.fileno()), readable=False) as frames:  # as which it can be sent
+            self.process = SPAWN.Process(target=worker_main, args=(theirs, frames, settings), daemon=True)
+            start_worker_server()
             self.process.start()
-        theirs.close()
 
     def ask(self, op: str, limit_s: float, /, **arguments: Any) -> Mapping[str, Any]:
         """The answer to one request. Raises `Lost` and `Answered`."""
@@ -244,23 +272,11 @@ def catches(pid: int, number: int) -> bool:
     return bool(mask and int(mask[1], 16) >> (number - 1) & 1)
 
 
-@contextlib.contextmanager
-def short_paths() -> Iterator[None]:
-    """Uses short names for sockets, which may have at most a hundred bytes, while the temporary folder may have a long
-    path."""
-    before = tempfile.gettempdir()
-    tempfile.tempdir = before if len(before) <= LONGEST_FOLDER else "/tmp"
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-
-
-def worker_main(pipe: Connection, settings: dict[str, Any]) -> None:
+def worker_main(pipe: Connection, frames: Connection, settings: Mapping[str, Any]) -> None:
     """The main function of a worker."""
     from kernels.harness.worker import serve_requests
 
-    serve_requests(pipe, settings)
+    serve_requests(pipe, frames, settings)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,7 +13,6 @@ import ctypes
 import fcntl
 import itertools
 import json
-import multiprocessing
 import os
 import pwd
 import re
@@ -309,7 +308,6 @@ def become_user(uid: int, home: str, folders: Sequence[str]) -> None:
     os.environ.update(named | {name: str(Path(home) / folder) for name, folder in CACHES.items()})
     os.environ.pop(HOMES, None)
     tempfile.tempdir = os.environ["TMPDIR"]
-    multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
 
 
 def drop_rights(uid: int) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,7 @@ from kernels.forms.load import load_workload
 from kernels.harness.answers import Reply
 from kernels.harness.bench import Bench
 from kernels.harness.confinement import confine
-from kernels.harness.ending import end_with_parent
+from kernels.harness.ending import close_files_except, end_with_parent
 from kernels.harness.gate import gate_of
 from kernels.harness.handles import Handles
 from kernels.harness.judge import Judge
@@ -38,10 +39,10 @@ from kernels.harness.workload import BuildFailed, Unavailable
 MOST_FRAMES = 100
 
 
-def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
+def serve_requests(pipe: Connection, frames: Connection, settings: Mapping[str, Any]) -> None:
     """Answers requests until the pipe ends. Before anything else it takes the references of `handles`."""
-    close_inherited(pipe)
-    show_frames(settings["frames"])
+    close_inherited(pipe, frames)
+    show_frames(frames.fileno())
     os.nice(settings.get("niceness", 0))
     if settings.get("user"):
         become_user(**settings["user"])
@@ -87,7 +88,7 @@ def serve_requests(pipe: Connection, settings: dict[str, Any]) -> None:
             pipe.send_bytes(json.dumps(reply).encode())
 
 
-def import_workload(settings: dict[str, Any], file: Path) -> Definition:
+def import_workload(settings: Mapping[str, Any], file: Path) -> Definition:
     """The workload of a worker. Raises `BadWorkload`."""
     load = load_uncompiled if settings.get("reads") else load_workload
     with without_collector():
@@ -133,11 +134,10 @@ def prepare_device(device: torch.device, *, times: bool) -> None:
                 gate_of(device)
 
 
-def show_frames(path: str) -> None:
+def show_frames(file: int) -> None:
     """Lets `FRAMES_SIGNAL` write to a file where the main thread is, and `NATIVE_FRAMES_SIGNAL` even if it is in native
     code that never returns. `faulthandler` alone would not do: in code that starts threads it now and then reads one
     that has just ended, or ends a call with a wrong `errno`, and the process crashes."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write_frames(_: int, frame: FrameType | None) -> None:
         lines: list[str] = []
@@ -180,11 +180,9 @@ def is_broken(device: torch.device) -> bool:
     return False
 
 
-def close_inherited(pipe: Connection) -> None:
-    """Closes all files of the harness but this pipe, and its standard input. The process will end with the harness."""
-    last = os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, pipe.fileno())
-    os.closerange(pipe.fileno() + 1, min(last, 1 << 16))
+def close_inherited(*kept: Connection) -> None:
+    """Closes all files of the harness but these, and its standard input. The process will end with the harness."""
+    close_files_except(*(connection.fileno() for connection in kept))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
     end_with_parent()  # elsewhere than on Linux it ends when the pipe ends

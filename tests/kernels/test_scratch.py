@@ -59,18 +59,23 @@ def test_both_look_for_the_same_names_in_the_same_places() -> None:
     assert {*of_agent.scratch_places({"TMPDIR": "/else"})} == {of_harness.MEMORY, Path("/else"), Path("/tmp")}
 
 
-def test_a_harness_that_is_killed_as_it_hangs_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True], ids=["a server forked early", "Python's own server"])
+def test_a_harness_that_is_killed_as_it_hangs_leaves_nothing_to_the_next(tmp_path: Path, *, fresh: bool) -> None:
+    """Its workers end with it. Nothing of theirs has a name in the temporary folder meanwhile."""
     asked = own(OWN / "faults.py", implementations=["hangs"], answer_limit_s=600)
-    with HarnessProcess("measure", asked, tmp_path) as harness:
-        harness.until("case_started")
-        await_truth(lambda: held_by(harness.process.pid), "its folder", 0.2)
-        folders = held_by(harness.process.pid)
-        assert all(folder.exists() for folder in folders)
-        harness.process.kill()
-        harness.process.wait(600)
-    for place in {folder.parent for folder in folders}:
-        of_harness.Scratch(place).close()
-    assert not [folder for folder in folders if folder.exists()]
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # sockets of other folders would be in /tmp
+        Path(temporary).chmod(0o777)
+        with HarnessProcess("measure", asked, tmp_path, environ={"TMPDIR": temporary}, fresh=fresh) as harness:
+            harness.until("case_started")
+            await_truth(lambda: held_by(harness.process.pid), "its folder", 0.2)
+            folders = held_by(harness.process.pid)
+            assert all(folder.exists() for folder in folders)
+            harness.process.kill()
+            harness.process.wait(600)
+        for place in {folder.parent for folder in folders}:
+            of_harness.Scratch(place).close()
+        assert not [folder for folder in folders if folder.exists()]
+        assert list(Path(temporary).iterdir()) == []
 
 
 def held_by(pid: int) -> set[Path]:
