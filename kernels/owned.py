@@ -5,12 +5,20 @@ A seal beside a file shows that the file is complete, but not who made it: a use
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+BUILD = ".bench-build-"
+ABANDONED_S = 86_400.0
+"""Seconds after which a build's folder is taken for one that was killed: far more than a compiler may take."""
 REMEDY = "point $BENCH_KERNEL_CACHE at a folder that is yours"
 
 
@@ -33,6 +41,18 @@ def make_private_folder(folder: Path) -> bool:
     if status.st_mode & OTHERS_MAY_WRITE and status.st_uid == os.geteuid():
         folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_MAY_WRITE)
     return _closed(folder)
+
+
+@contextlib.contextmanager
+def open_build_folder(folder: Path) -> Iterator[Path]:
+    """A new folder in `folder` for what a compiler writes, removed at the end. What a killed build has left there for a
+    day is removed too. Raises `OSError`."""
+    for path in folder.glob(f"{BUILD}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path)
+    with tempfile.TemporaryDirectory(prefix=BUILD, dir=folder) as scratch:
+        yield Path(scratch)
 
 
 def remove_others_rights(path: Path) -> None:

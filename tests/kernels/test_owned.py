@@ -115,3 +115,15 @@ def test_a_library_that_is_not_what_was_kept_is_not_loaded(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(before)
     (tmp_path / "library.sha256").unlink()
     assert not is_taken()
+
+
+def test_what_a_killed_build_left_goes_after_a_day_and_nothing_else_does(tmp_path: Path) -> None:
+    killed, under_way, theirs = (tmp_path / name for name in (".bench-build-1", ".bench-build-2", "build-release"))
+    for folder in (killed, under_way, theirs):
+        folder.mkdir()
+        (folder / "library.so").write_bytes(b"half")
+    for folder in (killed, theirs):
+        os.utime(folder, (0, 0))
+    with owned.open_build_folder(tmp_path) as scratch:
+        assert {*tmp_path.iterdir()} == {scratch, under_way, theirs}
+    assert {*tmp_path.iterdir()} == {under_way, theirs}

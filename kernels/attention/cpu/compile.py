@@ -8,7 +8,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,8 +115,8 @@ def compile_to(library: Path, seal: Path, compiler: Compiler, out_dir: Path, env
         if not owned.make_private_folder(library.parent):
             raise BuildFailed(f"{library.parent} belongs to another user: it is not used", remedy=owned.REMEDY)
         out_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
-            fresh = Path(scratch) / library.name
+        with owned.open_build_folder(library.parent) as scratch:
+            fresh = scratch / library.name
             command = [*compiler.command, *FLAGS, "-o", str(fresh), str(SOURCE_DIR / SOURCES[0])]
             try:
                 answer = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=dict(environ))

@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
@@ -48,8 +47,8 @@ def build_native(folder: Path, compiler: str = "g++") -> Path:
     try:
         if not owned.make_private_folder(folder):
             raise BuildFailed(f"{folder} belongs to another user: it is not used", remedy=owned.REMEDY)
-        with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
-            fresh = Path(scratch) / library.name
+        with owned.open_build_folder(folder) as scratch:
+            fresh = scratch / library.name
             options = (*FLAGS, *(f"-I{one}" for one in headers), "-o", str(fresh), str(FILE), *libraries)
             done = subprocess.run([compiler, *options], capture_output=True, text=True, timeout=LIMIT_S)
             if done.returncode != 0:
