@@ -17,6 +17,8 @@ from orchestrator.runs.engine import Engine, World
 PATIENCE_S: Final = 10.0
 """Seconds after a Ctrl-C in which another one does nothing. After them it leaves a run that cannot be ended yet, and
 the next command goes on with it."""
+LEAVE_S: Final = 1.5
+"""Seconds after a second Ctrl-C in which the run is stopped or detached, or else left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,12 @@ def _follow(it: Driving) -> Run:
         engine = it.begun()
         run = engine.follow(watch=show, trouble=it.watch.trouble, until=enough)
         return _waiting_on(it, run) or run
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as exc:
         it.hold_off()
-        return _interrupted(it, engine)
+        if engine is None or not isinstance(exc, interrupts.Insisted):
+            return _interrupted(it, engine)
+        with interrupts.limited(LEAVE_S):
+            return _interrupted(it, engine, again=True)
 
 
 def _waits(it: Driving, run: Run) -> bool:
@@ -89,20 +94,24 @@ def _waiting_on(it: Driving, run: Run) -> Run | None:
     return run
 
 
-def _interrupted(it: Driving, engine: Engine | None) -> Run:
-    """Stops or detaches the run after Ctrl-C, and returns its state. Raises `KeyboardInterrupt` if there is no run yet,
-    or if the run to be resumed is still closed."""
+def _interrupted(it: Driving, engine: Engine | None, *, again: bool = False) -> Run:
+    """Stops or detaches the run after Ctrl-C, and returns its state; after a second one (`again`) it waits for no
+    machine. Raises `KeyboardInterrupt` if there is no run yet, or if the run to be resumed is still closed."""
     try:
         run = (engine or Engine(it.world, it.run_id)).look()
     except NotFound:
         raise KeyboardInterrupt from None
+    except KeyboardInterrupt:
+        _say_left(it, machine=True)
+        raise
     if engine is None and run.closed is not None:
         raise KeyboardInterrupt
     if (handed_over := _waiting_on(it, run)) is not None:
         return handed_over
     if not run.goes_on_alone:
         asked = engine is not None and any(vm.generation == run.generation for vm in run.vms)
-        run = _until_it_goes_on_alone(it, engine) if engine is not None and asked else _stopped(it)
+        waits = engine is not None and asked and not again
+        run = _until_it_goes_on_alone(it, engine) if engine is not None and waits else _stopped(it)
     if run.closed is None:
         it.watch.detached(run)
     return run
@@ -112,30 +121,37 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
     """After one Ctrl-C while a machine is requested: waits for it, because no other client would request it again. A
     second Ctrl-C stops the run."""
     try:
-        interrupts.listen(it.seconds)  # before the message: a quick second Ctrl-C counts too
+        interrupts.listen(it.seconds, at_once=True)  # before the message: a quick second Ctrl-C counts too
         it.watch.is_left = True
         it.watch.say("waiting for the machine that was requested; Ctrl-C again stops the run")
         it.watch.seen(engine.look())
         return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble, until=lambda run: run.goes_on_alone)
     except KeyboardInterrupt:
         it.hold_off()
-        return _stopped(it)
+        with interrupts.limited(LEAVE_S):
+            return _stopped(it)
     finally:
         it.hold_off()
 
 
 def _stopped(it: Driving) -> Run:
-    """Ends the run. Raises `KeyboardInterrupt` where that takes long (the cloud does not answer, a machine may not be
-    deleted) and the user does not wait for it: whoever looks at the run next goes on with it."""
-    engine = Engine(it.world, it.run_id)
-    engine.request_stop(it.user, "interrupted before a machine existed")
-    run = engine.look()
-    requested = run.vm is not None and run.vm.open
-    it.watch.say(f"stopping the run: {'the machine is deleted if it was made' if requested else 'no machine was made'}")
-    it.watch.seen(run)
+    """Ends the run. Raises `KeyboardInterrupt` where that takes long (the cloud does not answer, a machine may still be
+    made or may not be deleted) and the user does not wait for it: whoever looks at the run next goes on with it."""
+    engine, requested = Engine(it.world, it.run_id), True
     try:
+        engine.request_stop(it.user, "interrupted before a machine existed")
+        run = engine.look()
+        requested = run.vm is not None and run.vm.open
+        fate = "the machine is deleted if it was made" if requested else "no machine was made"
+        it.watch.say(f"stopping the run: {fate}")
+        it.watch.seen(run)
         return engine.follow(watch=it.watch.seen, trouble=it.watch.trouble)
     except KeyboardInterrupt:
-        held = "is not over yet, and its money stays held"
-        it.watch.say(f"run {it.run_id} is to be stopped, {held}: `bench stop {it.run_id}` ends it")
+        _say_left(it, machine=requested)
         raise
+
+
+def _say_left(it: Driving, *, machine: bool) -> None:
+    """Says what is left of a run that was not ended; `machine`: one may exist for it."""
+    held = "a machine may exist for it, so its money stays held" if machine else "its money stays held"
+    it.watch.say(f"run {it.run_id} is not over yet; {held}: `bench stop {it.run_id}` ends it")

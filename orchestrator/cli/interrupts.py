@@ -18,9 +18,13 @@ HURRY_S: Final = 2.0
 """Another Ctrl-C within so many seconds after one does nothing."""
 
 
-def listen(seconds: Callable[[], float] = time.monotonic) -> None:
-    """Lets Ctrl-C interrupt, from now on. To be called in the main thread."""
-    signal.signal(signal.SIGINT, _Handler(seconds).handle)
+class Insisted(KeyboardInterrupt):
+    """A second Ctrl-C, while the first one was only a flag yet."""
+
+
+def listen(seconds: Callable[[], float] = time.monotonic, *, at_once: bool = False) -> None:
+    """Lets Ctrl-C interrupt, from now on; `at_once` also within `deferred()`. To be called in the main thread."""
+    signal.signal(signal.SIGINT, _Handler(seconds, at_once=at_once).handle)
 
 
 def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
@@ -31,13 +35,30 @@ def ignore(for_s: float, seconds: Callable[[], float] = time.monotonic) -> None:
 @contextmanager
 def deferred() -> Iterator[None]:
     """A Ctrl-C within it raises `KeyboardInterrupt` from the next wait or step of the main thread, at the latest at its
-    end. Another one after `HURRY_S` raises at once: a library that hangs can be left."""
+    end. Another one after `HURRY_S` raises `Insisted` at once: a library that hangs can be left."""
     before, INTERRUPTION.deferred = INTERRUPTION.deferred, True
     try:
         yield
         INTERRUPTION.check()
     finally:
         INTERRUPTION.deferred, INTERRUPTION.requested = before, False
+
+
+@contextmanager
+def limited(for_s: float) -> Iterator[None]:
+    """Raises `KeyboardInterrupt` in the block once it has taken this long, whatever it waits for. Only in the main
+    thread."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, for_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
@@ -54,16 +75,16 @@ class _Handler:
     """Handles SIGINT, and ignores it before `ignore_until` on the clock `seconds`. It takes no lock: the interrupted
     thread may hold it."""
 
-    def __init__(self, seconds: Callable[[], float], ignore_until: float = 0.0) -> None:
+    def __init__(self, seconds: Callable[[], float], ignore_until: float = 0.0, *, at_once: bool = False) -> None:
         self._seconds = seconds
         self._ignore_until = ignore_until
+        self._at_once = at_once
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._seconds() < self._ignore_until:
             return
         self._ignore_until = self._seconds() + HURRY_S
-        if INTERRUPTION.deferred and not INTERRUPTION.requested:
-            INTERRUPTION.requested = True
-            return
-        INTERRUPTION.requested = False
-        raise KeyboardInterrupt
+        insisted = INTERRUPTION.requested
+        INTERRUPTION.requested = INTERRUPTION.deferred and not insisted and not self._at_once
+        if not INTERRUPTION.requested:
+            raise Insisted if insisted else KeyboardInterrupt

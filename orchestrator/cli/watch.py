@@ -8,6 +8,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Final
@@ -25,6 +26,7 @@ from orchestrator.core.results import is_control
 from orchestrator.core.run.fold import Run
 from orchestrator.core.run.status import waiting_text
 from orchestrator.core.text import format_clock, log_text
+from orchestrator.ports import INTERRUPTION
 from orchestrator.wiring import utc_now
 
 # Handles the keyboard while a live view is drawn, and leaves the terminal as it was however that ends.
@@ -211,19 +213,28 @@ class LiveWatch(LiveView):
             self.console.print(Text(f"note: {notice}", "dim"))
 
     def show(self, run: Run) -> None:
-        self.view.update(
-            Group(
-                live(run, self._now(), followed=True, expected_s=self.expected_s),
-                Text(hint(run, is_left=self.is_left), "dim"),
-            )
-        )
+        picture = live(run, self._now(), followed=True, expected_s=self.expected_s)
+        self.view.update(Group(picture, KeyHint(run, self.is_left)))
 
     def detached(self, run: Run) -> None:
         self.view.update(live(run, self._now()))  # what to do now is said below it, by the last words
 
 
+@dataclass(frozen=True, slots=True)
+class KeyHint:
+    """The line that says what Ctrl-C does, at each moment in which it is drawn: also while a request is waited for."""
+
+    run: Run
+    is_left: bool
+
+    def __rich__(self) -> Text:
+        return Text(hint(self.run, is_left=self.is_left), "dim")
+
+
 def hint(run: Run, *, is_left: bool = False) -> str:
     """The line that says what Ctrl-C does at the moment."""
+    asked = any(vm.generation == run.generation for vm in run.vms)
+    is_left = is_left or (asked and INTERRUPTION.requested)
     if run.closed is not None:
         return ""
     if run.stop is not None:
@@ -234,5 +245,5 @@ def hint(run: Run, *, is_left: bool = False) -> str:
         return "Ctrl-C detaches; the run continues"
     if run.waiting is not None:
         return "Ctrl-C detaches; a process in the background waits on"
-    asked = any(vm.generation == run.generation for vm in run.vms)
-    return f"Ctrl-C {'waits for the machine, then detaches' if asked else 'stops the run: no machine exists yet'}"
+    waits = "waits for the machine, then detaches; twice stops the run"
+    return f"Ctrl-C {waits if asked else 'stops the run: no machine exists yet'}"

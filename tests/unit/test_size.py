@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("orchestrator", "spotbench", "startup", "scripts")
 SUFFIXES = {".py", ".sh", ".j2", ".js", ".css", ".html"}
 """Code and templates. Tables of data (YAML) do not count."""
-MOST_LINES = 67_130
+MOST_LINES = 67_176
 
 
 def lines_by_folder() -> dict[str, int]:

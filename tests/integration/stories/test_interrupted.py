@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +14,25 @@ import pytest
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from orchestrator.cli import driving, interrupts
 from orchestrator.cli.driving import PATIENCE_S, Driving, follow_to_end
-from orchestrator.cli.watch import LiveView, LiveWatch
+from orchestrator.cli.watch import KeyHint, LiveView, LiveWatch
 from orchestrator.core.run.fold import Run
+from orchestrator.ports import INTERRUPTION
 from orchestrator.runs.engine import Engine, World
 from orchestrator.runs.resume import resume_run
 from orchestrator.store.events import EventLog
 from tests.integration.stories.recovering import careful_vm, where
 from tests.integration.stories.stage import PAYLOAD, RUN, MortalLog, Stage, good_vm, same_to_the_cent, staged, weather
+from tests.support.patience import PATIENCE_S as WAIT_S
 from tests.support.simulated_clock import TimelineClock
 from tests.unit.core.builders import at
 
 
 @pytest.fixture(autouse=True)
-def own_ctrl_c() -> Iterator[None]:
+def own_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time is simulated, and this machine may be slow."""
+    monkeypatch.setattr(driving, "LEAVE_S", WAIT_S)
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
@@ -34,6 +40,10 @@ def own_ctrl_c() -> Iterator[None]:
 
 class InterruptedLog(MortalLog):
     death = KeyboardInterrupt
+
+
+class ImpatientLog(MortalLog):
+    death = interrupts.Insisted
 
 
 class Telling(LiveView):
@@ -44,13 +54,13 @@ class Telling(LiveView):
         self.said.append(text)
 
 
-def interrupted(stage: Stage, after: int) -> World:
+def interrupted(stage: Stage, after: int, kind: type[MortalLog] = InterruptedLog) -> World:
     """A client that gets Ctrl-C right after the n-th event that it notes."""
     world = stage.world()
     logs: list[EventLog] = []
 
     def log(run_id: str) -> EventLog:
-        logs.append(world.log(run_id) if logs else InterruptedLog(world.log(run_id), after))
+        logs.append(world.log(run_id) if logs else kind(world.log(run_id), after))
         return logs[-1]
 
     return replace(world, log=log)
@@ -81,6 +91,31 @@ def test_ctrl_c_at_any_event_before_boot_leaves_no_money_held_for_nobody(home: P
         run, said = launched(stage, after, detach=detach)
         assert run.phase.value == ("stopped" if after < 4 else "booting")
         assert_nobody_is_waited_for(stage, said)
+
+
+@pytest.mark.parametrize(("after", "phase"), [(3, "stopped"), (4, "stopped"), (5, "booting")])
+def test_a_second_ctrl_c_before_the_first_is_answered_waits_for_no_machine(home: Path, after: int, phase: str) -> None:
+    """A run that has its machine goes on all the same."""
+    with staged(home, good_vm(cases=1)) as stage:
+        world, watch = interrupted(stage, after, ImpatientLog), Telling()
+        run = follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+        assert run.phase.value == phase
+        assert not [line for line in watch.said if "waiting for the machine" in line]
+        assert_nobody_is_waited_for(stage, watch.said)
+
+
+def test_what_hangs_after_a_second_ctrl_c_is_left_and_its_money_stays_held(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driving, "LEAVE_S", 0.05)
+    with staged(home, good_vm(cases=1)) as stage:
+        world, watch = interrupted(stage, 4, ImpatientLog), Telling()
+        world = replace(world, clock=HungClock(stage.timeline))
+        with pytest.raises(KeyboardInterrupt):
+            follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
+        assert "a machine may exist for it, so its money stays held" in watch.said[-1]
+        assert [entry.settled_usd for entry in stage.ledger().runs.values()] == [None]
+        assert stage.look_after().phase.value == "stopped"
 
 
 @pytest.mark.parametrize("after", range(6, 9))
@@ -173,7 +208,7 @@ def test_while_a_machine_is_requested_the_screen_says_what_ctrl_c_does(home: Pat
         watch = Watching()
         assert watched(stage, stage.world(), watch).phase.value == "succeeded"
         assert stage.fired() == [2]
-        assert watch.screen.hints[0] == "Ctrl-C waits for the machine, then detaches"
+        assert watch.screen.hints[0] == "Ctrl-C waits for the machine, then detaches; twice stops the run"
         assert watch.screen.hints[1] == "Ctrl-C detaches; the run continues"
 
 
@@ -186,6 +221,21 @@ def test_after_ctrl_c_the_screen_says_that_it_detaches_and_that_another_stops(ho
         assert run.goes_on_alone
         assert watch.screen.hints[0] == "detaches as soon as there is a machine; Ctrl-C stops the run"
         assert "waiting for the machine that was requested; Ctrl-C again stops the run" in watch.text.getvalue()
+        stage.look_after()
+
+
+def test_while_a_request_is_waited_for_the_screen_answers_ctrl_c_at_once(home: Path) -> None:
+    with staged(home, good_vm(cases=1)) as stage:
+        run, _ = launched(stage, 4)
+        pictured = KeyHint(replace(run, vms=(replace(run.vms[-1], started_at=None),)), is_left=False)
+        lines = []
+        for INTERRUPTION.requested in (False, True, False):
+            lines.append(str(pictured.__rich__()))
+        assert lines == [
+            "Ctrl-C waits for the machine, then detaches; twice stops the run",
+            "detaches as soon as there is a machine; Ctrl-C stops the run",
+            lines[0],
+        ]
         stage.look_after()
 
 
@@ -234,6 +284,13 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Pat
         run = follow_to_end(Driving(world, RUN, lambda: stage.begin(world), watch, "ada"))
         assert run.phase.value == "stopped"
         assert_nobody_is_waited_for(stage, watch.said)
+
+
+class HungClock(TimelineClock):
+    """A clock on which nothing is waited for in vain: a wait ends only with the process, or with a signal."""
+
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(WAIT_S)
 
 
 @dataclass
