@@ -34,11 +34,15 @@ def quickly(tmp_path: Path) -> dict[str, str]:
     return {"CXX": str(hasty(tmp_path / "compiler"))}
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return payload(tmp_path)
+
+
 @pytest.mark.parametrize("wrong", WRONGS)
 def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(
-    tmp_path: Path, quickly: dict[str, str], wrong: str
+    root: Path, tmp_path: Path, quickly: dict[str, str], wrong: str
 ) -> None:
-    root = payload(tmp_path)
     spoil(root, *WRONGS[wrong])
     # Longer than a block of keys, so that rescaling matters; causal, so that the mask does.
     asked = spec(measure={"shapes": [shape(300, causal=True)], "dtypes": ["float32"]})
@@ -56,9 +60,8 @@ def test_a_wrong_kernel_is_never_timed_and_the_others_still_are(
 
 
 def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(
-    tmp_path: Path, quickly: dict[str, str]
+    root: Path, tmp_path: Path, quickly: dict[str, str]
 ) -> None:
-    root = payload(tmp_path)
     spoil(root, "a.scale * kLog2E", "a.scale * (reinterpret_cast<uintptr_t>(a.q) % 8192 < 512 ? 1.5f : kLog2E)")
     asked = spec(cache="cold", skip_cases=["b1-h2-kv2-q9-k9-d16-causal-float32"])
     with HarnessProcess("measure", asked, tmp_path, root=root, environ=quickly) as harness:
@@ -71,8 +74,9 @@ def test_a_kernel_that_is_wrong_on_one_copy_of_its_inputs_only_has_no_timings(
     assert "max abs error" in row["skipped"]
 
 
-def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(tmp_path: Path, quickly: dict[str, str]) -> None:
-    root = payload(tmp_path)
+def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(
+    root: Path, tmp_path: Path, quickly: dict[str, str]
+) -> None:
     spoil(root, *WRONGS["a scale that is off"])
     for implementations, expected in ((["bench"], 21), (["bench", "sdpa:math"], 10)):
         with HarnessProcess(
@@ -90,8 +94,7 @@ def test_a_wrong_kernel_fails_the_smoke_test_and_the_correctness_step(tmp_path: 
     assert [row["passed"] for row in table if row["implementation"] == "bench"] == ["false", "false"]
 
 
-def test_a_kernel_that_does_not_compile_is_a_skip_row_with_the_compilers_words(tmp_path: Path) -> None:
-    root = payload(tmp_path)
+def test_a_kernel_that_does_not_compile_is_a_skip_row_with_the_compilers_words(root: Path, tmp_path: Path) -> None:
     spoil(root, "void task(const Work& w, int64_t index) {", "void task(const Work& w, int64_t index) { nonsense;")
     with HarnessProcess("build", spec(), tmp_path, root=root) as harness:
         code, facts = harness.finish()
@@ -127,9 +130,8 @@ def test_without_a_compiler_the_diagnosis_is_no_compiler(tmp_path: Path) -> None
     ],
 )
 def test_a_library_that_does_not_import_is_a_failed_gate_with_its_cause(
-    tmp_path: Path, module: str, fault: str, gate: str, cause: str
+    root: Path, tmp_path: Path, module: str, fault: str, gate: str, cause: str
 ) -> None:
-    root = payload(tmp_path)
     (root / f"{module}.py").write_text(f"raise {fault}")
     with HarnessProcess("environment", spec(), tmp_path, root=root, fresh=True) as harness:
         code, facts = harness.finish()
@@ -140,8 +142,7 @@ def test_a_library_that_does_not_import_is_a_failed_gate_with_its_cause(
     assert facts[-1]["cause"] == cause
 
 
-def test_the_payloads_manifest_says_which_commit_was_measured(tmp_path: Path) -> None:
-    root = payload(tmp_path)
+def test_the_payloads_manifest_says_which_commit_was_measured(root: Path, tmp_path: Path) -> None:
     said = {"git_commit": "0123abcd", "git_dirty": False, "payload_sha256": "ff" * 32}
     (root / "manifest.json").write_text(json.dumps(said))
     with HarnessProcess("environment", spec(), tmp_path, root=root) as harness:
@@ -151,8 +152,7 @@ def test_the_payloads_manifest_says_which_commit_was_measured(tmp_path: Path) ->
     assert {key: recorded[key] for key in said} == said
 
 
-def test_a_crash_is_told_before_the_process_ends(tmp_path: Path) -> None:
-    root = payload(tmp_path)
+def test_a_crash_is_told_before_the_process_ends(root: Path, tmp_path: Path) -> None:
     broken = root / "kernels" / "harness" / "axes.py"
     broken.write_text(broken.read_text().replace("generator.manual_seed(", "generator.no_such_method("))
     with HarnessProcess("measure", spec(implementations=["sdpa:math"]), tmp_path, root=root) as harness:

@@ -62,6 +62,11 @@ class GuessedSpin:
         return self.stream.elapsed_us(self.start, self.end)
 
 
+@pytest.fixture
+def stream() -> SimulatedStream:
+    return SimulatedStream(SimulatedHost())
+
+
 def test_a_spin_of_a_guessed_length_is_seen_to_leak_by_this_device() -> None:
     stream = SimulatedStream(SimulatedHost(phases(1)))
     plan = call(stream, 25.0, 16.0)
@@ -104,9 +109,8 @@ def test_a_slow_host_moves_the_median_of_a_graph_by_less_than_a_hundredth(seed: 
 
 @pytest.mark.parametrize(("host", "device", "hidden"), [(4.0, 40.0, True), (40.0, 20.0, False), (22.0, 20.0, False)])
 def test_calls_back_to_back_say_whether_the_device_ever_waited_for_the_host(
-    host: float, device: float, hidden: bool
+    stream: SimulatedStream, host: float, device: float, hidden: bool
 ) -> None:
-    stream = SimulatedStream(SimulatedHost())
     taken = samples(stream, call(stream, host, device), "sustained", 3)
     assert {one.hidden for one in taken} == {hidden}
     if hidden:
@@ -121,15 +125,13 @@ def test_back_to_back_counts_as_hidden_only_while_it_is_true_on_a_slow_host() ->
     assert all(one.latency_us == pytest.approx(30.0, rel=0.01) for one in taken if one.hidden)
 
 
-def test_what_waits_for_the_device_is_not_timed_in_burst_and_the_reason_is_told() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_what_waits_for_the_device_is_not_timed_in_burst_and_the_reason_is_told(stream: SimulatedStream) -> None:
     with pytest.raises(Unavailable, match="cannot be hidden"):
         timer(stream, call(stream, 10.0, 20.0, waits=True))
     assert stream.given_up, "the device left the gates by itself"
 
 
-def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_and_marked() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_and_marked(stream: SimulatedStream) -> None:
     plan = call(stream, 10.0, 20.0, waits=True)
     own = CudaTimer("burst", contender(plan), 0.0, stream, exposed=True)
     tries = stream.ticket
@@ -141,8 +143,7 @@ def test_a_users_call_that_waits_for_the_device_is_timed_with_the_host_and_marke
     assert hidden([call(stream, 10.0, 20.0)]).hidden
 
 
-def test_what_waits_for_the_device_is_still_timed_back_to_back_and_marked() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_what_waits_for_the_device_is_still_timed_back_to_back_and_marked(stream: SimulatedStream) -> None:
     taken = samples(stream, call(stream, 10.0, 20.0, waits=True), "sustained", 2)
     assert {one.hidden for one in taken} == {False}
 
@@ -153,8 +154,7 @@ def test_a_call_of_more_launches_than_the_stream_holds_is_never_called_hidden() 
         timer(stream, call(stream, 100.0, 300.0, kernels=100))
 
 
-def test_a_stop_of_the_host_behind_the_gate_costs_a_sample_and_not_a_number() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_stop_of_the_host_behind_the_gate_costs_a_sample_and_not_a_number(stream: SimulatedStream) -> None:
     plan = call(stream, 10.0, 20.0)
     own, stops = timer(stream, plan), iter([True, False])
 
@@ -168,8 +168,7 @@ def test_a_stop_of_the_host_behind_the_gate_costs_a_sample_and_not_a_number() ->
     assert len(stream.given_up) == 1
 
 
-def test_a_call_that_raises_leaves_no_gate_shut() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_call_that_raises_leaves_no_gate_shut(stream: SimulatedStream) -> None:
     own = timer(stream, call(stream, 10.0, 20.0))
 
     def fails() -> torch.Tensor:

@@ -51,6 +51,11 @@ def theirs(found: Watched) -> float:
     return found.cupti_us if math.isnan(found.covered_us) else found.covered_us
 
 
+@pytest.fixture
+def stream() -> SimulatedStream:
+    return SimulatedStream(SimulatedHost())
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("gated", [True, False])
 @settings(max_examples=10, deadline=None)
@@ -71,8 +76,7 @@ def test_a_timer_that_is_right_is_within_a_hundredth_of_the_record_of_its_launch
     assert found.kernel_us == pytest.approx(device, rel=0.001)
 
 
-def test_the_gate_is_in_neither_time_of_burst_and_the_first_event_in_one() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_the_gate_is_in_neither_time_of_burst_and_the_first_event_in_one(stream: SimulatedStream) -> None:
     found = compared(stream, "burst", call(stream, 5000.0, 20.0))
     assert found.cupti_us == pytest.approx(20.0, abs=0.01), "the device stood at the gate for more than 5 ms"
     assert 20.0 + EVENT_US <= found.covered_us < 21.0
@@ -91,8 +95,7 @@ def uneven(stream: SimulatedStream, seed: int) -> Plan:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_sample_is_compared_with_its_own_launches_and_not_with_others(seed: int) -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_each_sample_is_compared_with_its_own_launches_and_not_with_others(stream: SimulatedStream, seed: int) -> None:
     found = compared(stream, "burst", uneven(stream, seed))
     assert found.worst_ratio == pytest.approx(1, abs=0.001)
 
@@ -126,8 +129,7 @@ def test_a_timer_that_is_wrong_by_a_twentieth_is_seen(regime: str, factor: float
     assert found.worst_ratio == pytest.approx(factor, abs=0.005)
 
 
-def test_a_sample_that_was_taken_again_is_compared_with_its_last_try() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_sample_that_was_taken_again_is_compared_with_its_last_try(stream: SimulatedStream) -> None:
     plan, numbers = call(stream, 10.0, 20.0), iter(range(1000))
 
     def stops_at_times() -> torch.Tensor:
@@ -169,14 +171,14 @@ LOST: Sequence[tuple[str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("regime", "change", "why"), LOST)
-def test_where_the_counts_differ_nothing_is_compared_and_it_is_said_why(regime: str, change: Change, why: str) -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_where_the_counts_differ_nothing_is_compared_and_it_is_said_why(
+    stream: SimulatedStream, regime: str, change: Change, why: str
+) -> None:
     plan = call(stream, 1.0, 40.0 - EVENT_US, kernels=2)
     assert looked_at(stream, regime, plan, change=change) == Missed(why)
 
 
-def test_a_kernel_that_every_sample_lacks_is_noticed_where_calls_share_a_sample() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_kernel_that_every_sample_lacks_is_noticed_where_calls_share_a_sample(stream: SimulatedStream) -> None:
 
     def lacks_one_in_each(own: list[Activity]) -> list[Activity]:
         return [one for one, before in zip(own, [None, *own], strict=False) if before is None or before.name != "gate"]
@@ -185,8 +187,7 @@ def test_a_kernel_that_every_sample_lacks_is_noticed_where_calls_share_a_sample(
     assert found == Missed("CUPTI has 49 kernels of a sample of 25 calls")
 
 
-def test_what_begins_before_its_cover_has_ended_did_not_stand_behind_it() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_what_begins_before_its_cover_has_ended_did_not_stand_behind_it(stream: SimulatedStream) -> None:
 
     def early(own: list[Activity]) -> list[Activity]:
         return [Activity(one.name, one.start - 2000, one.length) if one.name == "work" else one for one in own]
@@ -195,8 +196,7 @@ def test_what_begins_before_its_cover_has_ended_did_not_stand_behind_it() -> Non
     assert found == Missed("a kernel began before its cover had ended")
 
 
-def test_a_record_whose_times_are_not_in_order_is_not_divided_by() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_record_whose_times_are_not_in_order_is_not_divided_by(stream: SimulatedStream) -> None:
 
     def still(own: list[Activity]) -> list[Activity]:
         return [Activity(one.name, one.start, -(10**9)) if one.name == "work" else one for one in own]
@@ -206,8 +206,7 @@ def test_a_record_whose_times_are_not_in_order_is_not_divided_by() -> None:
     )
 
 
-def test_what_waits_for_the_device_within_its_call_has_no_cover_to_be_found_by() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_what_waits_for_the_device_within_its_call_has_no_cover_to_be_found_by(stream: SimulatedStream) -> None:
     found = looked_at(stream, "burst", call(stream, 10.0, 20.0, waits=True), exposed=True)
     assert found == Missed("its launch had no cover")
 
@@ -220,8 +219,7 @@ def test_what_waits_for_the_device_within_its_call_has_no_cover_to_be_found_by()
         (Unavailable("it cannot be hidden"), "it cannot be hidden"),
     ],
 )
-def test_a_profiler_that_fails_is_a_reason_and_no_error(error: Exception, why: str) -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_profiler_that_fails_is_a_reason_and_no_error(stream: SimulatedStream, error: Exception, why: str) -> None:
     contender = Contender("one", (call(stream, 1.0, 9.0),), nullcontext)
 
     def fails(_work: Callable[[], None]) -> list[Activity]:
@@ -230,8 +228,7 @@ def test_a_profiler_that_fails_is_a_reason_and_no_error(error: Exception, why: s
     assert watch_samples(CudaTimer("burst", contender, 0.0, stream), contender, fails, nothing) == Missed(why)
 
 
-def test_a_row_has_both_medians_of_ours_and_cuptis_or_the_reason() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_a_row_has_both_medians_of_ours_and_cuptis_or_the_reason(stream: SimulatedStream) -> None:
     burst = watched_cells(compared(stream, "burst", call(stream, 3.0, 40.0, kernels=2)), "burst", 41.5)
     assert set(burst) == set(COLUMNS)
     assert burst == {
@@ -246,8 +243,7 @@ def test_a_row_has_both_medians_of_ours_and_cuptis_or_the_reason() -> None:
     assert missed == {"regime": "graph", "unwatched_us": "7.000", "skipped": "no"}
 
 
-def test_only_half_of_what_is_called_back_to_back_is_compared() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_only_half_of_what_is_called_back_to_back_is_compared(stream: SimulatedStream) -> None:
     found = compared(stream, "sustained", call(stream, 1.0, 50.0))
     assert found.calls == 494
     assert found.kernels_per_call == 1
@@ -302,8 +298,7 @@ def test_the_sample_is_spread_over_the_grid_from_its_first_case_to_its_last(coun
         assert {chosen[0], chosen[-1]} == {cases[0], cases[-1]}
 
 
-def test_medians_are_over_samples() -> None:
-    stream = SimulatedStream(SimulatedHost())
+def test_medians_are_over_samples(stream: SimulatedStream) -> None:
     lengths = [float(20 + number) for number in random.Random(7).sample(range(60), 40)]
     made: list[float] = []
 

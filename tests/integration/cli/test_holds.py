@@ -54,9 +54,13 @@ def pasted(bench: Bench, hold: dict[str, Any], code: int = 0) -> Ran:
     return bench(*words, code=code)
 
 
-def test_nothing_is_said_where_nothing_is_held_but_for_runs_of_the_list(bench: Bench) -> None:
+@pytest.fixture
+def wiring(bench: Bench) -> Wiring:
+    return wire()
+
+
+def test_nothing_is_said_where_nothing_is_held_but_for_runs_of_the_list(bench: Bench, wiring: Wiring) -> None:
     assert (named(bench), said(bench)) == ([], [])
-    wiring = wire()
     wiring.log(RUN).append(planned_run(mode="embedded"))
     take(wiring, RUN)
     wiring.log(RUN).append(ev.BudgetHeld(hold_usd=Decimal("0.18")))
@@ -70,8 +74,7 @@ def test_nothing_is_said_where_nothing_is_held_but_for_runs_of_the_list(bench: B
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_folder_keeps_its_hold_while_its_machine_may_run(bench: Bench) -> None:
-    wiring = wire()
+def test_a_run_without_a_folder_keeps_its_hold_while_its_machine_may_run(bench: Bench, wiring: Wiring) -> None:
     take(wiring, RUN, armed=True)
     (found,) = named(bench)
     now = wiring.clock.now()
@@ -90,10 +93,9 @@ def test_a_run_without_a_folder_keeps_its_hold_while_its_machine_may_run(bench: 
 
 
 def test_reap_deletes_the_machine_of_a_run_whose_events_are_gone_before_it_settles(
-    bench: Bench, weather: Weather
+    wiring: Wiring, bench: Bench, weather: Weather
 ) -> None:
     weather({"fault": "never_boots"})
-    wiring = wire()
     forgotten(wiring, RUN)
     take(wiring, RUN, age=timedelta(hours=3), armed=True)
     (found,) = named(bench)
@@ -103,8 +105,7 @@ def test_reap_deletes_the_machine_of_a_run_whose_events_are_gone_before_it_settl
     assert settled(wiring, RUN) == Decimal("0.18")
 
 
-def test_a_hold_beside_a_run_of_the_list_that_is_over_is_named(bench: Bench) -> None:
-    wiring = wire()
+def test_a_hold_beside_a_run_of_the_list_that_is_over_is_named(bench: Bench, wiring: Wiring) -> None:
     over(wiring, RUN, "failed")
     engine = Engine(wiring.world(), RUN)
     engine.write_index(engine.look())
@@ -116,8 +117,7 @@ def test_a_hold_beside_a_run_of_the_list_that_is_over_is_named(bench: Bench) -> 
     assert RUN in pasted(bench, found).out
 
 
-def test_a_run_that_is_missing_from_the_list_alone_is_looked_at_under_its_name(bench: Bench) -> None:
-    wiring = wire()
+def test_a_run_that_is_missing_from_the_list_alone_is_looked_at_under_its_name(bench: Bench, wiring: Wiring) -> None:
     over(wiring, RUN, "failed")
     take(wiring, RUN, armed=True)
     assert wiring.bucket.read(index_object(RUN)) is None
@@ -142,8 +142,9 @@ def stored(wiring: Wiring, folder: Path) -> FleetStore:
     return store
 
 
-def test_a_fleet_that_holds_money_is_named_with_the_command_that_looks_at_it(bench: Bench, tmp_path: Path) -> None:
-    wiring = wire()
+def test_a_fleet_that_holds_money_is_named_with_the_command_that_looks_at_it(
+    wiring: Wiring, bench: Bench, tmp_path: Path
+) -> None:
     store = stored(wiring, tmp_path)
     take(wiring, FLEET, usd="7")
     (found,) = named(bench)
@@ -160,8 +161,7 @@ def test_a_fleet_that_holds_money_is_named_with_the_command_that_looks_at_it(ben
     assert named(bench) == []
 
 
-def test_a_fleet_whose_record_is_gone_is_named_and_left_to_reap(bench: Bench) -> None:
-    wiring = wire()
+def test_a_fleet_whose_record_is_gone_is_named_and_left_to_reap(bench: Bench, wiring: Wiring) -> None:
     FleetStore(wiring.bucket, wiring.clock, FLEET).list_as({"state": "running"})
     take(wiring, FLEET, usd="7")
     (found,) = named(bench)
@@ -175,8 +175,7 @@ def test_a_fleet_whose_record_is_gone_is_named_and_left_to_reap(bench: Bench) ->
     assert (settled(wiring, FLEET), settled(wiring, late)) == (None, Decimal(7))
 
 
-def test_a_fleet_with_an_unreadable_record_counts_as_spent_once_nothing_can_run(bench: Bench) -> None:
-    wiring = wire()
+def test_a_fleet_with_an_unreadable_record_counts_as_spent_once_nothing_can_run(bench: Bench, wiring: Wiring) -> None:
     wiring.bucket.create(spec_object(FLEET), b"{")
     take(wiring, FLEET, age=timedelta(hours=3), usd="7")
     (found,) = named(bench)
@@ -194,8 +193,7 @@ def test_a_fleet_with_an_unreadable_record_counts_as_spent_once_nothing_can_run(
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_amount_for_an_image_that_is_being_made_is_named(bench: Bench) -> None:
-    wiring = wire()
+def test_an_amount_for_an_image_that_is_being_made_is_named(bench: Bench, wiring: Wiring) -> None:
     now = wiring.clock.now()
     wiring.accounts().change(
         lambda ledger: add_cost(ledger, CATEGORY, Decimal("0.01"), "", now, most_of(IMAGE), pretend=True)
@@ -206,8 +204,7 @@ def test_an_amount_for_an_image_that_is_being_made_is_named(bench: Bench) -> Non
     assert f"{IMAGE}: its client may be about to begin" in pasted(bench, found).err
 
 
-def test_the_storage_of_an_image_is_named_until_the_image_is_deleted(bench: Bench) -> None:
-    wiring = wire()
+def test_the_storage_of_an_image_is_named_until_the_image_is_deleted(bench: Bench, wiring: Wiring) -> None:
     now = wiring.clock.now()
     record = ImageRecord(
         name=IMAGE, gpu="l4", url=f"projects/p/global/images/{IMAGE}", base="b", environment=environment_of("2.13.0"),
@@ -227,8 +224,7 @@ def test_the_storage_of_an_image_is_named_until_the_image_is_deleted(bench: Benc
     assert named(bench) == []
 
 
-def test_the_storage_of_an_image_whose_record_cannot_be_read_is_named_too(bench: Bench) -> None:
-    wiring = wire()
+def test_the_storage_of_an_image_whose_record_cannot_be_read_is_named_too(bench: Bench, wiring: Wiring) -> None:
     now = wiring.clock.now()
     wiring.bucket.create(record_object(IMAGE), b"{")
     wiring.accounts().change(

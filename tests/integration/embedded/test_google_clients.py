@@ -72,8 +72,12 @@ def stage(tmp_path: Path, recorder: Recorder) -> Iterator[Stage]:
     recorder.assert_all_valid()
 
 
-def test_a_life_from_insert_to_delete_is_valid_in_every_word(stage: Stage, recorder: Recorder) -> None:
-    google = Google(stage)
+@pytest.fixture
+def google(stage: Stage) -> Google:
+    return Google(stage)
+
+
+def test_a_life_from_insert_to_delete_is_valid_in_every_word(google: Google, stage: Stage, recorder: Recorder) -> None:
     request = str(uuid.uuid4())
     operation = google.insert(insert_body(), request_id=request)
     assert google.insert(insert_body(), request_id=request).name == operation.name
@@ -108,8 +112,7 @@ def test_a_life_from_insert_to_delete_is_valid_in_every_word(stage: Stage, recor
     assert recorder.refused == {404: 1, 412: 1}
 
 
-def test_a_duplicate_is_a_conflict_and_a_bad_request_is_one(stage: Stage) -> None:
-    google = Google(stage)
+def test_a_duplicate_is_a_conflict_and_a_bad_request_is_one(google: Google, stage: Stage) -> None:
     google.insert(insert_body())
     with pytest.raises(exceptions.Conflict) as conflict:
         google.insert(insert_body())
@@ -118,8 +121,7 @@ def test_a_duplicate_is_a_conflict_and_a_bad_request_is_one(stage: Stage) -> Non
         google.insert(insert_body(machine="g2-standard-5"))
 
 
-def test_a_stockout_reads_as_googles(stage: Stage) -> None:
-    google = Google(stage)
+def test_a_stockout_reads_as_googles(google: Google, stage: Stage) -> None:
     stage.cloud.weather.add({"fault": "stockout", "zones_available": ["us-central1-b"]})
     done = google.done(google.insert(t4_body()))
     assert (done.http_error_status_code, done.http_error_message) == (503, "SERVICE UNAVAILABLE")
@@ -129,8 +131,7 @@ def test_a_stockout_reads_as_googles(stage: Stage) -> None:
     assert info.metadatas["zonesAvailable"] == "us-central1-b"
 
 
-def test_an_exceeded_quota_reads_as_googles(stage: Stage) -> None:
-    google = Google(stage)
+def test_an_exceeded_quota_reads_as_googles(google: Google, stage: Stage) -> None:
     stage.cloud.weather.add({"fault": "quota", "metric": "GPUS_ALL_REGIONS", "global": True})
     done = google.done(google.insert(insert_body()))
     (error,) = done.error.errors
@@ -138,8 +139,7 @@ def test_an_exceeded_quota_reads_as_googles(stage: Stage) -> None:
     assert error.error_details[0].quota_info.limit_name == "GPUS-ALL-REGIONS-per-project"
 
 
-def test_a_preemption_is_found_in_the_operation_log(stage: Stage) -> None:
-    google = Google(stage)
+def test_a_preemption_is_found_in_the_operation_log(google: Google, stage: Stage) -> None:
     google.done(google.insert(insert_body()))
     instance = google.instances.get(project=google.project, zone=ZONE, instance=NAME)
     stage.cloud.preempt(NAME, 0)
@@ -149,8 +149,7 @@ def test_a_preemption_is_found_in_the_operation_log(stage: Stage) -> None:
     assert google.operations.get(project=google.project, zone=ZONE, operation=operation.name).id == operation.id
 
 
-def test_instances_are_listed_page_by_page_in_a_zone_and_everywhere(stage: Stage) -> None:
-    google = Google(stage)
+def test_instances_are_listed_page_by_page_in_a_zone_and_everywhere(google: Google, stage: Stage) -> None:
     for number in range(5):
         google.insert(insert_body(f"bench-r{number}-1"))
     request = {"project": google.project, "filter": "labels.bench-tool=spotbench", "max_results": 2}
@@ -160,8 +159,7 @@ def test_instances_are_listed_page_by_page_in_a_zone_and_everywhere(stage: Stage
     assert sum(len(scope.instances) for _, scope in everywhere) == 5
 
 
-def test_everything_that_stands_there_is_valid(stage: Stage, recorder: Recorder) -> None:
-    google = Google(stage)
+def test_everything_that_stands_there_is_valid(google: Google, stage: Stage, recorder: Recorder) -> None:
     project = google.project
     assert google.client(compute_v1.ProjectsClient).get(project=project).quotas[0].metric == "GPUS_ALL_REGIONS"
     zones = list(google.client(compute_v1.ZonesClient).list(project=project))
@@ -199,8 +197,7 @@ def test_everything_that_stands_there_is_valid(stage: Stage, recorder: Recorder)
     assert len(recorder.methods) >= 20
 
 
-def test_faults_on_the_wire_become_the_clients_own_exceptions(stage: Stage) -> None:
-    google = Google(stage)
+def test_faults_on_the_wire_become_the_clients_own_exceptions(google: Google, stage: Stage) -> None:
     for status, kind in (
         (403, exceptions.Forbidden),
         (429, exceptions.TooManyRequests),

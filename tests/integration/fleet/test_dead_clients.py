@@ -63,15 +63,18 @@ class Abandoned:
         return entry
 
 
-def test_a_fleet_whose_end_is_past_is_asked_for_and_its_hold_settled_at_what_it_cost(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+@pytest.fixture
+def dead(tmp_path: Path) -> Abandoned:
+    return Abandoned.of(tmp_path)
+
+
+def test_a_fleet_whose_end_is_past_is_asked_for_and_its_hold_settled_at_what_it_cost(dead: Abandoned) -> None:
     found = dead.later(END_S + MARGIN_S)
     assert (found.settled, dead.entry.settled_usd) == (True, 0), "no child of it ever began"
     assert dead.site.scheduler.jobs == {}, "its jobs were ended first"
 
 
-def test_no_word_in_the_bucket_holds_dollars_beyond_their_time(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+def test_no_word_in_the_bucket_holds_dollars_beyond_their_time(dead: Abandoned) -> None:
     store = FleetStore(dead.site.stage.bucket, dead.site.clock, dead.site.stage.fleet)
     far = dead.site.clock.now() + timedelta(days=300)
     store.decide(lambda one: one.model_copy(update={"ends_at": far}))
@@ -79,16 +82,14 @@ def test_no_word_in_the_bucket_holds_dollars_beyond_their_time(tmp_path: Path) -
     assert (found.settled, dead.entry.settled_usd) == (True, 0)
 
 
-def test_until_its_end_a_fleet_is_left_to_its_client_unless_money_is_needed(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+def test_until_its_end_a_fleet_is_left_to_its_client_unless_money_is_needed(dead: Abandoned) -> None:
     assert "bench fleet status" in dead.later(600).what
     assert dead.asked == 0
     assert not dead.later(0, eager=True).settled, "its machines still run"
     assert dead.asked == 1
 
 
-def test_an_absent_scheduler_is_asked_for_a_day_then_the_whole_hold_is_spent(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+def test_an_absent_scheduler_is_asked_for_a_day_then_the_whole_hold_is_spent(dead: Abandoned) -> None:
     dead.away = "the login node does not answer"
     assert dead.later(END_S + MARGIN_S) == ReconciledHold(dead.site.stage.fleet, False, dead.away)
     assert dead.later(DAY_S / 2).settled is False
@@ -96,8 +97,7 @@ def test_an_absent_scheduler_is_asked_for_a_day_then_the_whole_hold_is_spent(tmp
     assert dead.entry.settled_usd == dead.entry.hold_usd
 
 
-def test_where_no_scheduler_can_be_asked_a_hold_is_not_kept_for_ever_either(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+def test_where_no_scheduler_can_be_asked_a_hold_is_not_kept_for_ever_either(dead: Abandoned) -> None:
     dead.site.later(END_S + MARGIN_S)
     assert dead.entry.settled_usd is None
     dead.site.later(DAY_S)
@@ -119,8 +119,7 @@ def test_a_fleet_without_money_first_settles_the_holds_of_dead_clients(tmp_path:
     assert dead.site.holds()[record.fleet].settled_usd is None
 
 
-def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(tmp_path: Path) -> None:
-    dead = Abandoned.of(tmp_path)
+def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(dead: Abandoned) -> None:
     dead.site.clock.sleep(END_S + MARGIN_S)
     run, now = "20261122-040000-l4x0001", dead.site.clock.now()
     dead.world().log(run).append(planned())
@@ -130,9 +129,8 @@ def test_holds_of_fleets_are_looked_after_where_no_run_is_to_be_driven(tmp_path:
     assert dead.site.holds()[run].settled_usd is None
 
 
-def test_a_fleet_whose_id_was_guessed_before_its_launch_holds_nothing(tmp_path: Path) -> None:
+def test_a_fleet_whose_id_was_guessed_before_its_launch_holds_nothing(dead: Abandoned) -> None:
     """A machine of another run has stored a case of a child that nobody has planned."""
-    dead = Abandoned.of(tmp_path)
     world, later = dead.world(), dead.site.stage.again()
     record = later.record.model_copy(update={"fleet": "fleet-20261122-090000-00ab"})
     gpu = later.children[-1].cell.gpu

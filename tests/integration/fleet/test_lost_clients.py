@@ -117,6 +117,11 @@ def launched(site: Site) -> bool:
     return True
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site.of(tmp_path, MemoryBucket())
+
+
 @pytest.mark.parametrize("dies_at", range(1, 12))
 def test_wherever_a_launch_dies_its_hold_is_given_back_unless_jobs_were_asked_for(tmp_path: Path, dies_at: int) -> None:
     bucket = Deadly()
@@ -131,16 +136,14 @@ def test_wherever_a_launch_dies_its_hold_is_given_back_unless_jobs_were_asked_fo
         assert entry.settled_usd in (None, 0)
 
 
-def test_a_hold_that_was_just_taken_is_its_clients(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_hold_that_was_just_taken_is_its_clients(site: Site) -> None:
     site.stage.launch()
     site.later(60)
     (entry,) = site.holds().values()
     assert entry.settled_usd is None
 
 
-def test_a_client_that_slept_until_its_hold_was_given_back_asks_for_nothing(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_client_that_slept_until_its_hold_was_given_back_asks_for_nothing(site: Site) -> None:
     site.stage.launch()
     sleeper, once_more = site.client(), site.client()
     before = sleeper.look()
@@ -150,8 +153,7 @@ def test_a_client_that_slept_until_its_hold_was_given_back_asks_for_nothing(tmp_
     assert site.scheduler.submitted == []
 
 
-def test_a_fleet_that_never_began_goes_on_under_a_hold_of_its_own(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_fleet_that_never_began_goes_on_under_a_hold_of_its_own(site: Site) -> None:
     site.stage.launch()
     site.later()
     site.client().resume()
@@ -209,8 +211,7 @@ def test_wherever_a_resumption_dies_stopping_the_fleet_gives_its_hold_back_at_on
     assert [key for key, entry in site.holds().items() if entry.settled_usd is None] == []
 
 
-def test_a_fleet_that_a_dead_client_resumed_goes_on_under_the_hold_that_it_left(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_fleet_that_a_dead_client_resumed_goes_on_under_the_hold_that_it_left(site: Site) -> None:
     launched(site)
     site.client().stop("ada")
     site.client().resume()  # and its client dies
@@ -242,8 +243,7 @@ def test_a_watcher_waits_for_a_resumptions_hold_only_as_long_as_a_client_takes(
     assert len(site.scheduler.submitted) == before
 
 
-def test_no_word_in_the_bucket_makes_a_fleet_without_a_hold_wait_for_it_for_ever(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_no_word_in_the_bucket_makes_a_fleet_without_a_hold_wait_for_it_for_ever(site: Site) -> None:
     launched(site)
     site.client().stop("ada")
     far = site.clock.now() + timedelta(days=300)
@@ -253,8 +253,7 @@ def test_no_word_in_the_bucket_makes_a_fleet_without_a_hold_wait_for_it_for_ever
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_resumption_that_is_refused_leaves_the_fleet_as_it_was(tmp_path: Path, late: bool) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_resumption_that_is_refused_leaves_the_fleet_as_it_was(site: Site, late: bool) -> None:
     launched(site)
     site.client().stop("ada")
     if late:
@@ -277,8 +276,7 @@ def test_a_resumption_whose_money_others_took_leaves_the_fleet_paused(tmp_path: 
     assert all(entry.settled_usd is not None for entry in site.holds().values())
 
 
-def test_a_fleet_resumed_after_its_time_settles_its_dead_clients_hold(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_fleet_resumed_after_its_time_settles_its_dead_clients_hold(site: Site) -> None:
     launched(site)
     site.clock.sleep(DAY_S)
     site.client().resume()
@@ -290,8 +288,7 @@ def test_a_fleet_resumed_after_its_time_settles_its_dead_clients_hold(tmp_path: 
 
 
 @pytest.mark.parametrize("wall", [None, timedelta(hours=1), timedelta(hours=9)])
-def test_a_resumed_fleet_goes_on_to_its_own_end_under_a_rebuilt_ledger(tmp_path: Path, wall: timedelta | None) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_resumed_fleet_goes_on_to_its_own_end_under_a_rebuilt_ledger(site: Site, wall: timedelta | None) -> None:
     launched(site)
     site.clock.sleep(DAY_S)
     site.client().step()
@@ -311,8 +308,7 @@ def test_a_resumed_fleet_goes_on_to_its_own_end_under_a_rebuilt_ledger(tmp_path:
     assert "minutes (wall_minutes) are over" in site.client().step().control.paused
 
 
-def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_smaller(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_smaller(site: Site) -> None:
     launched(site)
     site.client().stop("ada")
     site.client().resume()
@@ -328,8 +324,7 @@ def test_no_word_in_the_bucket_makes_a_rebuilt_hold_shorter_or_smaller(tmp_path:
             assert after.ttl_s >= before.ttl_s
 
 
-def test_what_several_holds_paid_for_is_counted_once(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_what_several_holds_paid_for_is_counted_once(site: Site) -> None:
     launched(site)
     site.clock.sleep(DAY_S)
     site.client().resume()
@@ -338,8 +333,7 @@ def test_what_several_holds_paid_for_is_counted_once(tmp_path: Path) -> None:
     assert [entry.settled_usd for _, entry in sorted(site.holds().items())] == [first, Decimal("0.25")]
 
 
-def test_a_fleet_under_which_nothing_is_held_starts_nothing_and_says_what_helps(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_fleet_under_which_nothing_is_held_starts_nothing_and_says_what_helps(site: Site) -> None:
     site.stage.launch()
     site.stage.bucket.replace(LEDGER, b"{}", generation=None)
     seen = site.client().step()
@@ -347,8 +341,7 @@ def test_a_fleet_under_which_nothing_is_held_starts_nothing_and_says_what_helps(
     assert f"`bench fleet resume {site.stage.fleet}` holds it" in seen.control.paused
 
 
-def test_a_hold_whose_fleet_is_gone_from_the_bucket_counts_as_spent_after_its_end(tmp_path: Path) -> None:
-    site = Site.of(tmp_path, MemoryBucket())
+def test_a_hold_whose_fleet_is_gone_from_the_bucket_counts_as_spent_after_its_end(site: Site) -> None:
     client = site.stage.launch()
     bucket = site.stage.bucket
     bucket.forget(*(entry.name for entry in bucket.list("") if entry.name != LEDGER))

@@ -67,8 +67,12 @@ def wheel(folder: Path) -> Path:
     return file
 
 
-def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(machine: Machine, tmp_path: Path) -> None:
     file = wheel(machine.payload / "own")
     wanted = RequirementList(pip=(file.name,))
     machine.provide(wanted)
@@ -89,8 +93,7 @@ def test_a_wheel_is_installed_once_where_the_machines_torch_stays_visible(tmp_pa
     assert (again.record()["cached"], again.host.python) == (True, machine.host.python)
 
 
-def test_what_pip_cannot_install_is_named_and_leaves_no_environment(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+def test_what_pip_cannot_install_is_named_and_leaves_no_environment(machine: Machine, tmp_path: Path) -> None:
     (machine.payload / "own" / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
     with pytest.raises(Halt) as told:
         machine.provide(RequirementList(pip=("broken-1.0-py3-none-any.whl",)))
@@ -102,8 +105,7 @@ def test_what_pip_cannot_install_is_named_and_leaves_no_environment(tmp_path: Pa
     assert not list((tmp_path / "cache" / "spotbench" / "environments").glob("*/bin"))
 
 
-def test_nothing_is_installed_for_a_workload_that_needs_nothing(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+def test_nothing_is_installed_for_a_workload_that_needs_nothing(machine: Machine, tmp_path: Path) -> None:
     wanted = read_requirements(machine.payload)
     assert wanted == RequirementList()
     machine.provide(wanted)
@@ -112,15 +114,13 @@ def test_nothing_is_installed_for_a_workload_that_needs_nothing(tmp_path: Path) 
     assert not machine.out.exists()
 
 
-def test_a_machine_that_is_not_ours_gets_no_package_of_the_system(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+def test_a_machine_that_is_not_ours_gets_no_package_of_the_system(machine: Machine) -> None:
     with pytest.raises(Halt, match="no-such-package-of-anybody not installed") as told:
         machine.provide(RequirementList(apt=("no-such-package-of-anybody",)))
     assert "sudo apt-get install no-such-package-of-anybody" in told.value.ending.detail
 
 
-def test_a_build_command_runs_in_the_workload_s_folder_within_its_limit(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+def test_a_build_command_runs_in_the_workload_s_folder_within_its_limit(machine: Machine) -> None:
     machine.provide(RequirementList(build="echo made > product"))
     assert (machine.payload / "own" / "product").read_text() == "made\n"
     for build, limit_s, words in (
@@ -133,8 +133,7 @@ def test_a_build_command_runs_in_the_workload_s_folder_within_its_limit(tmp_path
         assert told.value.ending.diagnosis.cause == "build_failed"
 
 
-def test_a_payload_that_tells_its_needs_in_no_way_we_know_is_refused(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+def test_a_payload_that_tells_its_needs_in_no_way_we_know_is_refused(machine: Machine) -> None:
     (machine.payload / TOLD).write_text('{"pip": 7}')
     with pytest.raises(Halt, match="cannot be read"):
         read_requirements(machine.payload)

@@ -16,6 +16,11 @@ from tests.support.patience import PATIENCE_S
 from tests.support.simulated_timeline import EPOCH, SimulatedTimeline
 
 
+@pytest.fixture
+def timeline() -> SimulatedTimeline:
+    return SimulatedTimeline()
+
+
 @given(st.lists(st.floats(min_value=0, max_value=1000, allow_nan=False), max_size=20))
 def test_simulated_callbacks_fire_in_due_order_each_at_its_own_moment(delays: list[float]) -> None:
     timeline = SimulatedTimeline()
@@ -27,8 +32,7 @@ def test_simulated_callbacks_fire_in_due_order_each_at_its_own_moment(delays: li
     assert timeline.now() == EPOCH + timedelta(seconds=1000)
 
 
-def test_callbacks_due_at_one_moment_fire_in_the_order_of_arrangement() -> None:
-    timeline = SimulatedTimeline()
+def test_callbacks_due_at_one_moment_fire_in_the_order_of_arrangement(timeline: SimulatedTimeline) -> None:
     fired: list[int] = []
     for number in range(5):
         timeline.call_later(3, lambda number=number: fired.append(number))  # type: ignore[misc]
@@ -36,8 +40,7 @@ def test_callbacks_due_at_one_moment_fire_in_the_order_of_arrangement() -> None:
     assert fired == [0, 1, 2, 3, 4]
 
 
-def test_a_callbacks_callbacks_fire_within_the_same_advance_when_due() -> None:
-    timeline = SimulatedTimeline()
+def test_a_callbacks_callbacks_fire_within_the_same_advance_when_due(timeline: SimulatedTimeline) -> None:
     fired: list[str] = []
 
     def arrange() -> None:
@@ -48,8 +51,7 @@ def test_a_callbacks_callbacks_fire_within_the_same_advance_when_due() -> None:
     assert fired == ["second"]
 
 
-def test_a_cancelled_alarm_never_fires() -> None:
-    timeline = SimulatedTimeline()
+def test_a_cancelled_alarm_never_fires(timeline: SimulatedTimeline) -> None:
     fired: list[str] = []
     alarm = timeline.call_later(1, lambda: fired.append("no"))
     alarm.cancel()
@@ -57,8 +59,9 @@ def test_a_cancelled_alarm_never_fires() -> None:
     assert fired == []
 
 
-def test_a_callback_that_fails_does_not_keep_the_next_from_firing(caplog: pytest.LogCaptureFixture) -> None:
-    timeline = SimulatedTimeline()
+def test_a_callback_that_fails_does_not_keep_the_next_from_firing(
+    timeline: SimulatedTimeline, caplog: pytest.LogCaptureFixture
+) -> None:
     fired: list[str] = []
 
     def fail() -> None:
@@ -71,8 +74,7 @@ def test_a_callback_that_fails_does_not_keep_the_next_from_firing(caplog: pytest
     assert "on purpose" in caplog.text
 
 
-def test_waiting_lets_simulated_time_pass_no_further_than_needed() -> None:
-    timeline = SimulatedTimeline()
+def test_waiting_lets_simulated_time_pass_no_further_than_needed(timeline: SimulatedTimeline) -> None:
     done: list[bool] = []
     timeline.call_later(7, lambda: done.append(True))
     assert timeline.wait_until(lambda: bool(done), 100)
@@ -81,8 +83,7 @@ def test_waiting_lets_simulated_time_pass_no_further_than_needed() -> None:
     assert timeline.elapsed == 107
 
 
-def test_a_waiter_called_from_a_callback_on_another_thread_gets_todays_answer() -> None:
-    timeline = SimulatedTimeline()
+def test_a_waiter_called_from_a_callback_on_another_thread_gets_todays_answer(timeline: SimulatedTimeline) -> None:
     answers: list[bool] = []
 
     def wait_elsewhere() -> None:
@@ -96,8 +97,7 @@ def test_a_waiter_called_from_a_callback_on_another_thread_gets_todays_answer() 
     assert timeline.elapsed == 1
 
 
-def test_a_closed_simulated_timeline_has_forgotten_what_was_due() -> None:
-    timeline = SimulatedTimeline()
+def test_a_closed_simulated_timeline_has_forgotten_what_was_due(timeline: SimulatedTimeline) -> None:
     fired: list[str] = []
     timeline.call_later(1, lambda: fired.append("no"))
     timeline.close()

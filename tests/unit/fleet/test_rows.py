@@ -56,8 +56,12 @@ def table(bucket: MemoryBucket) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(gzip.decompress(blob.data).decode())))
 
 
-def test_every_row_of_every_child_is_in_the_one_object_with_whose_it_is() -> None:
-    bucket = MemoryBucket()
+@pytest.fixture
+def bucket() -> MemoryBucket:
+    return MemoryBucket()
+
+
+def test_every_row_of_every_child_is_in_the_one_object_with_whose_it_is(bucket: MemoryBucket) -> None:
     for index in range(70):  # more than one compose takes
         measured(bucket, child(index), "a", "b")
         assert store_rows(bucket, FLEET, child(index)) == {}
@@ -67,8 +71,7 @@ def test_every_row_of_every_child_is_in_the_one_object_with_whose_it_is() -> Non
     assert {row["case_id"] for row in rows} == {"a", "b"}
 
 
-def test_a_childs_rows_are_stored_once_whoever_comes_later() -> None:
-    bucket = MemoryBucket()
+def test_a_childs_rows_are_stored_once_whoever_comes_later(bucket: MemoryBucket) -> None:
     measured(bucket, child(0), "a")
     store_rows(bucket, FLEET, child(0))
     first = bucket.read(rows_object(FLEET, 0))
@@ -88,8 +91,7 @@ def test_a_case_that_is_torn_or_of_another_machine_is_left_out_and_named() -> No
     assert {row["case_id"] for row in table(bucket)} == {"a"}
 
 
-def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download() -> None:
-    bucket = MemoryBucket()
+def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download(bucket: MemoryBucket) -> None:
     for index in range(1000):
         run_id = child_run(FLEET, "l4", index)
         lines = case(run_id, "a", rows=3).decode().splitlines(keepends=True)
@@ -108,8 +110,7 @@ def test_a_thousand_children_are_one_object_after_forty_calls_and_no_download() 
     assert gzip.decompress(blob.data).count(b"\n") == 3001
 
 
-def test_rows_of_other_columns_are_another_table_and_unknown_ones_are_none() -> None:
-    bucket = MemoryBucket()
+def test_rows_of_other_columns_are_another_table_and_unknown_ones_are_none(bucket: MemoryBucket) -> None:
     for index, (columns, rows) in enumerate((("a,b", "5"), ("a,b,c", "9"), ("a,b", "6"), ("a,b", "0"), ("a,b", "x"))):
         metadata = {"columns": columns, "rows": rows}
         bucket.replace(rows_object(FLEET, index), b"", generation=0, metadata=metadata)
@@ -122,8 +123,7 @@ def test_rows_of_other_columns_are_another_table_and_unknown_ones_are_none() -> 
     assert list(found) == [("a", "b"), ("a", "b", "c")]
 
 
-def test_a_count_of_rows_that_no_child_has_is_no_childs() -> None:
-    bucket = MemoryBucket()
+def test_a_count_of_rows_that_no_child_has_is_no_childs(bucket: MemoryBucket) -> None:
     for index, rows in enumerate(("9" * 5000, "-1", "two", "")):
         bucket.replace(rows_object(FLEET, index), b"", generation=0, metadata={"columns": "a", "rows": rows})
     assert stored_members(bucket, FLEET).whole == {}
@@ -168,8 +168,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_rows_that_are_damaged_are_made_again_from_their_cases_and_named(data: bytes, tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_rows_that_are_damaged_are_made_again_from_their_cases_and_named(
+    bucket: MemoryBucket, data: bytes, tmp_path: Path
+) -> None:
     for index in range(3):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))
@@ -185,8 +186,9 @@ def test_rows_that_are_damaged_are_made_again_from_their_cases_and_named(data: b
 
 @pytest.mark.parametrize("columns", ["", "a,a", 'a,"b', "child"])
 @pytest.mark.parametrize("rows", ["2", "x"])
-def test_rows_that_are_said_to_be_what_they_are_not_are_made_again(columns: str, rows: str, tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_rows_that_are_said_to_be_what_they_are_not_are_made_again(
+    bucket: MemoryBucket, columns: str, rows: str, tmp_path: Path
+) -> None:
     for index in range(2):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))
@@ -196,8 +198,9 @@ def test_rows_that_are_said_to_be_what_they_are_not_are_made_again(columns: str,
     assert cases_in(fetched(bucket, tmp_path, 2)) == [("0", "a"), ("1", "a")]
 
 
-def test_damaged_rows_whose_cases_are_gone_stay_and_all_others_are_fetched(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_damaged_rows_whose_cases_are_gone_stay_and_all_others_are_fetched(
+    bucket: MemoryBucket, tmp_path: Path
+) -> None:
     for index in range(3):
         measured(bucket, child(index), "a")
         store_rows(bucket, FLEET, child(index))

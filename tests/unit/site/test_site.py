@@ -53,8 +53,12 @@ def pages(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.html")}
 
 
-def test_every_run_has_a_line_in_the_index_and_a_page(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+@pytest.fixture
+def bucket() -> MemoryBucket:
+    return MemoryBucket()
+
+
+def test_every_run_has_a_line_in_the_index_and_a_page(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(20))
     built = build(source(bucket), tmp_path / "site", processes=1)
     found = pages(tmp_path / "site")
@@ -65,8 +69,7 @@ def test_every_run_has_a_line_in_the_index_and_a_page(tmp_path: Path) -> None:
         assert run in found[f"runs/{run}.html"]
 
 
-def test_no_link_is_broken_and_no_page_asks_for_anything(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_no_link_is_broken_and_no_page_asks_for_anything(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(20))
     store(bucket, 20, open_=True)
     build(source(bucket), tmp_path, processes=1)
@@ -89,8 +92,7 @@ def test_no_link_is_broken_and_no_page_asks_for_anything(tmp_path: Path) -> None
     assert looked_at > 200
 
 
-def test_a_second_build_reads_open_runs_alone_and_writes_nothing(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_second_build_reads_open_runs_alone_and_writes_nothing(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(6))
     store(bucket, 6, open_=True)
     build(source(bucket), tmp_path, processes=1)
@@ -100,8 +102,7 @@ def test_a_second_build_reads_open_runs_alone_and_writes_nothing(tmp_path: Path)
     assert bucket.calls - calls < 30
 
 
-def test_a_build_hours_later_writes_nothing_where_no_run_changed(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_build_hours_later_writes_nothing_where_no_run_changed(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(6))
     noon = BEGUN.replace(hour=12) + timedelta(days=20)
     build(source(bucket, noon), tmp_path, processes=1)
@@ -110,8 +111,7 @@ def test_a_build_hours_later_writes_nothing_where_no_run_changed(tmp_path: Path)
     assert "last change 2026-11-01 19:06 UTC" in (tmp_path / "index.html").read_text()
 
 
-def test_a_new_run_changes_its_own_page_and_those_that_tell_of_it(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_new_run_changes_its_own_page_and_those_that_tell_of_it(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(6))
     build(source(bucket), tmp_path, processes=1)
     store(bucket, 6, lengths=(4096,))
@@ -125,8 +125,7 @@ def test_a_new_run_changes_its_own_page_and_those_that_tell_of_it(tmp_path: Path
     }  # fmt: skip
 
 
-def test_a_run_that_ends_is_read_once_more_and_then_never_again(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_run_that_ends_is_read_once_more_and_then_never_again(bucket: MemoryBucket, tmp_path: Path) -> None:
     run = store(bucket, 0, open_=True)
     build(source(bucket), tmp_path, processes=1)
     assert "running" in (tmp_path / "index.html").read_text()
@@ -136,8 +135,7 @@ def test_a_run_that_ends_is_read_once_more_and_then_never_again(tmp_path: Path) 
     assert build(source(bucket), tmp_path, processes=1).read == 0
 
 
-def test_a_run_that_is_gone_from_the_bucket_is_gone_from_the_site(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_run_that_is_gone_from_the_bucket_is_gone_from_the_site(bucket: MemoryBucket, tmp_path: Path) -> None:
     run = store(bucket, 0, lengths=(128,))
     store(bucket, 1, lengths=(1024,))
     build(source(bucket), tmp_path, processes=1)
@@ -147,8 +145,7 @@ def test_a_run_that_is_gone_from_the_bucket_is_gone_from_the_site(tmp_path: Path
     assert run not in "".join(pages(tmp_path).values())
 
 
-def test_a_page_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_page_that_was_taken_away_is_made_again(bucket: MemoryBucket, tmp_path: Path) -> None:
     run = store(bucket, 0)
     build(source(bucket), tmp_path, processes=1)
     (tmp_path / f"runs/{run}.html").unlink()
@@ -156,8 +153,7 @@ def test_a_page_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / f"runs/{run}.html").exists()
 
 
-def test_several_processes_make_the_same_pages_as_one(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_several_processes_make_the_same_pages_as_one(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(30), lengths=(128,), blocks=6)
     build(source(bucket), tmp_path / "one", processes=1)
     build(source(bucket), tmp_path / "two", processes=2)
@@ -173,8 +169,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         build(source(MemoryBucket("other")), tmp_path / "site")
 
 
-def test_a_first_build_that_was_cut_short_is_continued(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_first_build_that_was_cut_short_is_continued(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(3))
     site = tmp_path / "site"
     site.mkdir()
@@ -198,8 +193,9 @@ def test_an_empty_bucket_has_a_site_that_says_what_to_do(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"case_id\n", b"\xff\xfe,\n", b"[" * 10**5, b'{"cases": 5, "vms": [1, {}]}'])
-def test_a_run_whose_objects_are_broken_has_a_page_that_says_so(tmp_path: Path, data: bytes) -> None:
-    bucket = MemoryBucket()
+def test_a_run_whose_objects_are_broken_has_a_page_that_says_so(
+    bucket: MemoryBucket, tmp_path: Path, data: bytes
+) -> None:
     run = store(bucket, 0)
     other = store(bucket, 1)
     for name in (f"{cases_prefix(run)}{CASE}.csv", f"{artifacts_prefix(run)}environment.json"):
@@ -215,8 +211,9 @@ def test_a_run_whose_objects_are_broken_has_a_page_that_says_so(tmp_path: Path, 
     assert "cannot be read" in page
 
 
-def test_a_page_says_what_to_do_in_our_words_and_never_in_those_of_the_bucket(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_page_says_what_to_do_in_our_words_and_never_in_those_of_the_bucket(
+    bucket: MemoryBucket, tmp_path: Path
+) -> None:
     run = store(bucket, 0, outcome="failed")
     stored = bucket.read(index_object(run))
     assert stored is not None
@@ -229,8 +226,7 @@ def test_a_page_says_what_to_do_in_our_words_and_never_in_those_of_the_bucket(tm
     assert "evil.example" not in page
 
 
-def test_a_file_of_another_run_is_left_out_and_named(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_a_file_of_another_run_is_left_out_and_named(bucket: MemoryBucket, tmp_path: Path) -> None:
     run = store(bucket, 0)
     theirs = csv_text(records(run_id=names(5), lengths=(128,))).encode()
     bucket.replace(f"{cases_prefix(run)}{CASE}.csv", theirs, generation=None)
@@ -238,8 +234,7 @@ def test_a_file_of_another_run_is_left_out_and_named(tmp_path: Path) -> None:
     assert f"Case {CASE} is left out" in (tmp_path / f"runs/{run}.html").read_text()
 
 
-def test_the_history_of_a_case_says_where_it_changed(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_the_history_of_a_case_says_where_it_changed(bucket: MemoryBucket, tmp_path: Path) -> None:
     for number in range(12):
         store(
             bucket,
@@ -254,8 +249,7 @@ def test_the_history_of_a_case_says_where_it_changed(tmp_path: Path) -> None:
     assert "faster, 2026-11-01" in (tmp_path / "cases/index.html").read_text()
 
 
-def test_devices_stand_side_by_side_with_what_they_cost(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_devices_stand_side_by_side_with_what_they_cost(bucket: MemoryBucket, tmp_path: Path) -> None:
     many(bucket, range(6))
     build(source(bucket), tmp_path, processes=1)
     page = (tmp_path / "gpus.html").read_text()
@@ -264,8 +258,7 @@ def test_devices_stand_side_by_side_with_what_they_cost(tmp_path: Path) -> None:
     assert "calls a dollar" in page
 
 
-def test_what_was_paid_by_hand_and_what_is_capped_stand_on_the_costs_page(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_what_was_paid_by_hand_and_what_is_capped_stand_on_the_costs_page(bucket: MemoryBucket, tmp_path: Path) -> None:
     store(bucket, 0)
     build(source(bucket), tmp_path, processes=1)
     page = (tmp_path / "costs.html").read_text()
@@ -335,8 +328,7 @@ def test_two_cases_never_share_a_page(cases: list[str]) -> None:
     assert file_slug(cases[0]).lower() != file_slug(cases[1]).lower()
 
 
-def test_practice_is_called_practice_and_has_no_price_zone_or_machine(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_practice_is_called_practice_and_has_no_price_zone_or_machine(bucket: MemoryBucket, tmp_path: Path) -> None:
     run = store(bucket, 0, mode="embedded", device="AMD EPYC")
     build(source(bucket), tmp_path, processes=1)
     found = pages(tmp_path)
@@ -359,8 +351,7 @@ def digests_of(folder: Path, bucket: MemoryBucket) -> list[Digest]:
     return list(State.model_validate_json((folder / STATE).read_text()).runs.values())
 
 
-def test_the_index_says_what_is_wrong_before_any_verdict(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
+def test_the_index_says_what_is_wrong_before_any_verdict(bucket: MemoryBucket, tmp_path: Path) -> None:
     store(bucket, 0)
     (digest,) = digests_of(tmp_path, bucket)
     page = index_page([replace(digest, wrong=("mine is WRONG in 1 of 2 cases: max abs error 3",))], "bucket")

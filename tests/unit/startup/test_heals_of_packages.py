@@ -21,24 +21,21 @@ from tests.unit.startup.healed import Bench, cause_of
 # --- pip and venv -----------------------------------------------------------------------------------------------------
 
 
-def test_a_python_without_pip_gets_it_from_ensurepip(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_python_without_pip_gets_it_from_ensurepip(bench: Bench, tmp_path: Path) -> None:
     bench.python(f'*ensurepip*) touch {tmp_path}/pip ;;\n*"-m pip"*) [ -e {tmp_path}/pip ] ;;')
     bench.packages.install("torch", patience=bench.patience)
     assert bench.healed == [HealRecord("pip", "installed by ensurepip")]
     assert bench.installed() == ["torch"]
 
 
-def test_a_python_without_ensurepip_gets_pip_from_apt(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_python_without_ensurepip_gets_pip_from_apt(bench: Bench, tmp_path: Path) -> None:
     bench.python(f'*ensurepip*) exit 1 ;;\n*"-m pip"*) [ -e {tmp_path}/pip ] ;;')
     bench.stub("apt-get", f'case "$*" in *"install python3-pip"*) touch {tmp_path}/pip ;; esac')
     bench.packages.install("torch", patience=bench.patience)
     assert bench.healed == [HealRecord("pip", "installed by apt")]
 
 
-def test_a_python_that_cannot_get_pip_is_named(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_python_that_cannot_get_pip_is_named(bench: Bench) -> None:
     bench.python("*) exit 1 ;;")
     with pytest.raises(CannotInstall, match="no pip"):
         bench.packages.install("torch", patience=bench.patience)
@@ -54,8 +51,7 @@ def venv_of(bench: Bench) -> str:
     return f"mkdir -p {home}; printf '{body}' > {home}/python; chmod +x {home}/python"
 
 
-def test_an_externally_managed_python_is_left_for_a_venv(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_an_externally_managed_python_is_left_for_a_venv(bench: Bench, tmp_path: Path) -> None:
     bench.python(f'*"-m venv"*) {venv_of(bench)} ;;\n{MANAGED}')
     bench.packages.install("torch", patience=bench.patience)
     assert bench.host.python == str(tmp_path / "venv" / "bin" / "python")
@@ -64,16 +60,14 @@ def test_an_externally_managed_python_is_left_for_a_venv(tmp_path: Path) -> None
     assert bench.calls()[-1].startswith("venv -m pip install"), "from then on it is the venv's python"
 
 
-def test_a_missing_venv_module_comes_from_apt(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_missing_venv_module_comes_from_apt(bench: Bench, tmp_path: Path) -> None:
     bench.python(f'*"-m venv"*) [ -e {tmp_path}/apt ] || exit 1; {venv_of(bench)} ;;\n{MANAGED}')
     bench.stub("apt-get", f'case "$*" in *"install python3-venv"*) touch {tmp_path}/apt ;; esac')
     bench.packages.install("torch", patience=bench.patience)
     assert [heal.what for heal in bench.healed] == ["python_venv"]
 
 
-def test_a_venv_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_venv_that_cannot_be_made_is_named(bench: Bench) -> None:
     bench.stub("apt-get", "exit 100")
     bench.python(f'*"-m venv"*) echo "ensurepip is not available"; exit 1 ;;\n{MANAGED}')
     with pytest.raises(CannotInstall, match="ensurepip is not available"):
@@ -87,16 +81,14 @@ def finding(bench: Bench, **found: object) -> Torch:
     return Torch(**json.loads(bench.answer(**found)))
 
 
-def test_a_numpy_too_new_for_torch_is_replaced_by_numpy_1(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_numpy_too_new_for_torch_is_replaced_by_numpy_1(bench: Bench) -> None:
     bench.python(f'*"pip install"*) {bench.becomes(numpy="1.26.4")} ;;')
     bench.packages.numpy(finding(bench, torch="2.1.0", numpy="2.4.0", exchange=False, error="ABI"), bench.patience)
     assert bench.installed() == ["numpy<2"]
     assert [heal.what for heal in bench.healed] == ["numpy"]
 
 
-def test_an_absent_numpy_is_installed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_an_absent_numpy_is_installed(bench: Bench) -> None:
     bench.python(f'*"pip install"*) {bench.becomes()} ;;')
     bench.packages.numpy(finding(bench, numpy=None, exchange=False), bench.patience)
     assert bench.installed() == ["numpy"]
@@ -127,8 +119,7 @@ def test_a_numpy_that_cannot_be_healed_is_named(tmp_path: Path, allow_install: b
 # How the agent runs the commands of its heals, and when it ends them.
 
 
-def test_a_command_that_does_not_exist_or_cannot_run_is_an_exit_code(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_command_that_does_not_exist_or_cannot_run_is_an_exit_code(bench: Bench) -> None:
     assert bench.host.run("no-such-command", patience=bench.patience).code == 127
     bad = bench.bin / "bad"
     bad.write_text("#!/no/such/interpreter\n")
@@ -136,8 +127,7 @@ def test_a_command_that_does_not_exist_or_cannot_run_is_an_exit_code(tmp_path: P
     assert bench.host.run("bad", patience=bench.patience).code == 126
 
 
-def test_a_command_that_outlasts_its_own_time_is_killed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_command_that_outlasts_its_own_time_is_killed(bench: Bench) -> None:
     bench.stub("slow", "trap '' TERM; sleep 3600")
     began = time.monotonic()
     ran = bench.host.run("slow", patience=bench.patience, timeout_s=0.2)
@@ -145,16 +135,14 @@ def test_a_command_that_outlasts_its_own_time_is_killed(tmp_path: Path) -> None:
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_a_command_that_outlasts_the_phase_ends_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_command_that_outlasts_the_phase_ends_it(bench: Bench) -> None:
     with pytest.raises(Halt, match="sleep took longer") as halted:
         bench.host.run("sleep", "3600", patience=Patience(bench.clock, 0.2))
     assert halted.value.ending.outcome == "timed_out"
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_stop_ends_a_command(tmp_path: Path, before: bool) -> None:
-    bench = Bench(tmp_path)
+def test_a_stop_ends_a_command(bench: Bench, before: bool) -> None:
     timer = threading.Timer(0 if before else 0.2, bench.stop.request, ["terminated"])
     timer.start()
     if before:
@@ -165,8 +153,7 @@ def test_a_stop_ends_a_command(tmp_path: Path, before: bool) -> None:
     assert halted.value.ending.outcome == "terminated"
 
 
-def test_a_command_whose_grandchild_keeps_its_output_open_still_ends(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_command_whose_grandchild_keeps_its_output_open_still_ends(bench: Bench, tmp_path: Path) -> None:
     # The grandchild has a session of its own: killing the group does not reach it.
     number = tmp_path / "grandchild"
     sleeper = f"setsid sh -c 'echo $$ > {number}; exec sleep 3600' &"

@@ -68,8 +68,7 @@ def test_a_clock_that_is_set_while_a_run_goes_on_moves_no_event(jump_s: float) -
 # --- CUDA's PATH ------------------------------------------------------------------------------------------------------
 
 
-def test_cuda_is_put_on_path_where_it_is_installed_but_not_found(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_cuda_is_put_on_path_where_it_is_installed_but_not_found(bench: Bench, tmp_path: Path) -> None:
     cuda = tmp_path / "cuda"
     (cuda / "lib64").mkdir(parents=True)
     stub(cuda / "bin", "nvcc", "echo nvcc")
@@ -82,8 +81,7 @@ def test_cuda_is_put_on_path_where_it_is_installed_but_not_found(tmp_path: Path)
     assert cuda_path(bench.host, [cuda / "bin"]) is None, "once healed there is nothing left to heal"
 
 
-def test_cuda_without_libraries_beside_it_only_changes_path(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_cuda_without_libraries_beside_it_only_changes_path(bench: Bench, tmp_path: Path) -> None:
     stub(tmp_path / "cuda" / "bin", "nvcc", "echo nvcc")
     assert cuda_path(bench.host, [tmp_path / "cuda" / "bin"]) is not None
     assert "LD_LIBRARY_PATH" not in bench.host.env
@@ -96,8 +94,7 @@ def test_no_cuda_toolkit_is_no_fault(tmp_path: Path) -> None:
 # --- driver -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_answers_at_once_needs_no_heal(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_driver_that_answers_at_once_needs_no_heal(bench: Bench) -> None:
     bench.driver("580.95.05")
     assert driver_wait(bench.host, 5, 0.01, bench.patience) is None
 
@@ -154,14 +151,12 @@ def test_waiting_for_the_driver_ends_when_the_phase_does(tmp_path: Path) -> None
         driver_wait(bench.host, 600, 3, Patience(bench.clock, 5))
 
 
-def test_an_empty_disk_is_left_alone(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_an_empty_disk_is_left_alone(bench: Bench) -> None:
     assert bench.host.free_gb() > 0
     assert disk_space(bench.host, 0, True, bench.patience) is None
 
 
-def test_a_full_disk_is_freed_of_package_caches(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_full_disk_is_freed_of_package_caches(bench: Bench, tmp_path: Path) -> None:
     disk_of(bench, 1.0, 6.5)
     bench.python()
     bench.stub("apt-get", f'echo "apt-get $*" >> {tmp_path}/calls')
@@ -170,16 +165,14 @@ def test_a_full_disk_is_freed_of_package_caches(tmp_path: Path) -> None:
     assert bench.calls() == ["apt-get clean", "-m pip cache purge"]
 
 
-def test_a_disk_that_stays_full_is_named(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_disk_that_stays_full_is_named(bench: Bench) -> None:
     disk_of(bench, 1.0)
     with pytest.raises(Halt, match=r"1\.0 GB free") as halted:
         disk_space(bench.host, 4, True, bench.patience)
     assert cause_of(halted) == "disk_full"
 
 
-def test_where_nothing_may_be_installed_nothing_is_deleted_either(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_where_nothing_may_be_installed_nothing_is_deleted_either(bench: Bench, tmp_path: Path) -> None:
     disk_of(bench, 1.0)
     bench.stub("apt-get", f"touch {tmp_path}/deleted")
     with pytest.raises(Halt):
@@ -187,7 +180,6 @@ def test_where_nothing_may_be_installed_nothing_is_deleted_either(tmp_path: Path
     assert not (tmp_path / "deleted").exists()
 
 
-def test_driver_version_is_only_what_looks_like_one(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_driver_version_is_only_what_looks_like_one(bench: Bench) -> None:
     bench.driver("NVIDIA-SMI has failed")
     assert driver_version(bench.host, bench.patience) is None

@@ -17,16 +17,14 @@ from tests.unit.startup.healed import Bench, cause_of, disk_of
 
 
 @pytest.mark.parametrize("require_cuda", [True, False])
-def test_a_torch_that_works_is_kept_whatever_its_version(tmp_path: Path, require_cuda: bool) -> None:
-    bench = Bench(tmp_path)
+def test_a_torch_that_works_is_kept_whatever_its_version(bench: Bench, require_cuda: bool) -> None:
     bench.python(torch="2.9.0", usable=require_cuda)
     assert bench.packages.torch("2.13.0", require_cuda, bench.patience).torch == "2.9.0"
     assert bench.healed == []
     assert bench.installed() == []
 
 
-def test_an_absent_torch_is_installed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_an_absent_torch_is_installed(bench: Bench) -> None:
     bench.driver("580.95.05")
     bench.python(f'*"pip install"*) {bench.becomes()} ;;', torch=None, error="ModuleNotFoundError: torch")
     assert bench.packages.torch("2.13.0", True, bench.patience).torch == "2.13.0"
@@ -46,31 +44,27 @@ def test_an_absent_torch_is_installed(tmp_path: Path) -> None:
     ],
 )
 def test_the_torch_that_is_installed_is_the_newest_that_the_driver_serves(
-    tmp_path: Path, driver: str, version: str
+    bench: Bench, driver: str, version: str
 ) -> None:
-    bench = Bench(tmp_path)
     bench.driver(driver)
     bench.python(f'*"pip install"*) {bench.becomes(torch=version)} ;;', usable=False)
     bench.packages.torch("2.13.0", True, bench.patience)
     assert bench.installed() == [f"torch=={version} numpy"]
 
 
-def test_without_cuda_the_driver_does_not_choose_the_torch(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_without_cuda_the_driver_does_not_choose_the_torch(bench: Bench) -> None:
     bench.python(f'*"pip install"*) {bench.becomes(usable=False)} ;;', torch=None)
     bench.packages.torch("2.13.0", False, bench.patience)
     assert bench.installed() == ["torch==2.13.0 numpy"]
 
 
-def test_without_a_wanted_version_the_newest_is_installed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_without_a_wanted_version_the_newest_is_installed(bench: Bench) -> None:
     bench.python(f'*"pip install"*) {bench.becomes(usable=False)} ;;', torch=None)
     bench.packages.torch("", False, bench.patience)
     assert bench.installed() == ["torch numpy"]
 
 
-def test_a_driver_that_no_torch_runs_with_is_named(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_driver_that_no_torch_runs_with_is_named(bench: Bench) -> None:
     bench.driver("470.256.02")
     bench.python(usable=False)
     with pytest.raises(Halt, match=r"470\.256\.02") as halted:
@@ -100,16 +94,14 @@ def test_where_nothing_may_be_installed_each_fault_of_torch_has_its_name(
     assert bench.installed() == []
 
 
-def test_a_torch_that_cannot_be_installed_is_named_with_the_installers_last_word(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_torch_that_cannot_be_installed_is_named_with_the_installers_last_word(bench: Bench) -> None:
     bench.python('*"pip install"*) echo "ERROR: No matching distribution"; exit 1 ;;', torch=None)
     with pytest.raises(Halt, match="No matching distribution") as halted:
         bench.packages.torch("2.13.0", False, bench.patience)
     assert cause_of(halted) == "torch_missing"
 
 
-def test_a_torch_that_still_fails_after_its_installation_is_named(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_torch_that_still_fails_after_its_installation_is_named(bench: Bench) -> None:
     bench.driver("580.95.05")
     bench.python(f'*"pip install"*) {bench.becomes(usable=False)} ;;', torch=None)
     with pytest.raises(Halt, match="just installed") as halted:
@@ -125,8 +117,9 @@ def test_a_python_that_crashes_in_the_probe_has_no_torch(tmp_path: Path) -> None
     assert cause_of(halted) == "torch_missing"
 
 
-def test_a_full_disk_during_the_installation_is_freed_and_the_installation_repeated(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_a_full_disk_during_the_installation_is_freed_and_the_installation_repeated(
+    bench: Bench, tmp_path: Path
+) -> None:
     disk_of(bench, 1.0, 9.0)
     bench.packages.min_free_gb = 4
     full = (
@@ -140,8 +133,9 @@ def test_a_full_disk_during_the_installation_is_freed_and_the_installation_repea
 # --- the probe, and running commands ----------------------------------------------------------------------------------
 
 
-def test_the_probe_tells_an_interpreter_without_torch_from_one_with_a_broken_numpy(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+def test_the_probe_tells_an_interpreter_without_torch_from_one_with_a_broken_numpy(
+    bench: Bench, tmp_path: Path
+) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     bench.stub("python3", f'PYTHONPATH={modules} exec {sys.executable} -S "$@"')
