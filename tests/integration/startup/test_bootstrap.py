@@ -303,31 +303,17 @@ def test_a_download_is_repeated_until_it_works(tmp_path: Path, what: dict[str, o
 # What startup.sh does on a VM without a Python that is new enough.
 
 
-def test_a_vm_without_python_says_so_and_goes(tmp_path: Path) -> None:
+def folder_of(tmp_path: Path, programs: str) -> Path:
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in [
-        "bash",
-        "cat",
-        "curl",
-        "cut",
-        "date",
-        "env",
-        "grep",
-        "head",
-        "mkdir",
-        "mv",
-        "rm",
-        "sed",
-        "sha256sum",
-        "sleep",
-        "tail",
-        "tar",
-        "tee",
-        "touch",
-        "tr",
-    ]:
+    for name in programs.split():
         (tools / name).symlink_to(shutil.which(name) or "")
+    return tools
+
+
+def test_a_vm_without_python_says_so_and_goes(tmp_path: Path) -> None:
+    names = "bash cat curl cut date env grep head mkdir mv rm sed sha256sum sleep tail tar tee touch tr"
+    tools = folder_of(tmp_path, names)
     with cloud_for() as cloud, Machine(cloud, tmp_path, path=str(tools)) as machine:
         machine.wait()
         assert_left_properly(cloud, "failed")
@@ -335,11 +321,8 @@ def test_a_vm_without_python_says_so_and_goes(tmp_path: Path) -> None:
 
 
 def test_a_vm_without_python_gets_one_where_installing_is_allowed(tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
     names = "bash cat chmod cp curl cut date env grep head mkdir mv rm sed sha256sum sh sleep tail tar tee timeout touch tr gzip"
-    for name in names.split():
-        (tools / name).symlink_to(shutil.which(name) or "")
+    tools = folder_of(tmp_path, names)
     spec = run_spec(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0})
     install = f'case "$*" in *install*python3*) cp {tmp_path}/bin/python3 {tools}/python3 ;; esac'
     update = f"""case "$*" in *update*) echo x >> {tmp_path}/updates

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from threading import Barrier
-from typing import Any
 
 import pytest
 
-from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable, Older, dump_baselines, place_baseline
-from orchestrator.core.errors import ConfigError, Unavailable
-from orchestrator.core.ledger.budget import Cost, Ledger, LedgerEntry, LedgerUnreadable
+from orchestrator.core.baselines import Baseline, Baselines, BaselinesUnreadable, Older, place_baseline
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.ledger.budget import Ledger, LedgerEntry, LedgerUnreadable
 from orchestrator.core.naming import LEDGER, baseline_object
 from orchestrator.ports import Bucket
-from orchestrator.store.documents import ATTEMPTS, BaselineStore, LedgerStore, StockOuts
+from orchestrator.store.documents import BaselineStore, LedgerStore, StockOuts
 from orchestrator.store.index import METADATA_BYTES, RunIndex
-from tests.support.memory_bucket import MemoryBucket
 from tests.support.simulated_clock import SimulatedClock
 
 NOW = SimulatedClock().now()
@@ -90,59 +88,6 @@ def test_two_clients_cannot_both_hold_the_last_dollar(bucket: Bucket) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(client, range(4))).count(True) == 1
-
-
-@dataclass
-class Contended(MemoryBucket):
-    """Another client changes the ledger just before each of the first `rivals` replacements; answers may be lost."""
-
-    rivals: int = 0
-    lost_answers: int = 0
-
-    def replace(self, name: str, data: bytes, **about: Any) -> int | None:
-        if self.rivals:
-            self.rivals -= 1
-            there = super().read(name)
-            rival = hold(f"rival-{self.rivals}")(Ledger.parse(there.data) if there else Ledger())
-            super().replace(name, rival.dump(), generation=None)
-        stored = super().replace(name, data, **about)
-        if self.lost_answers and stored is not None:
-            self.lost_answers -= 1
-            return None  # the client below sent it again, and its own object was in the way
-        return stored
-
-
-def test_the_change_is_made_again_on_what_the_faster_client_left() -> None:
-    bucket = Contended(rivals=3)
-    clock = SimulatedClock()
-    LedgerStore(bucket, clock).update(hold("ours"))
-    assert set(store(bucket).read().runs) == {"ours", "rival-0", "rival-1", "rival-2"}
-    assert len(clock.slept) == 3
-    assert all(0 < pause <= 3.2 for pause in clock.slept)
-
-
-def test_an_update_whose_answer_was_lost_is_not_made_twice() -> None:
-    bucket = Contended(lost_answers=1)
-    made: list[str] = []
-
-    def change(ledger: Ledger) -> Ledger:
-        made.append("once more")
-        key = f"c{len(ledger.costs)}"
-        cost = Cost.model_validate({"usd": "1.50", "at": NOW, "category": "ai", "note": ""})
-        return ledger.model_copy(update={"costs": {**ledger.costs, key: cost}})
-
-    store(bucket).update(change)
-    assert len(store(bucket).read().costs) == 1
-    assert made == ["once more"]
-
-
-def test_endless_contention_ends_in_an_error_that_says_so() -> None:
-    bucket = Contended(rivals=10_000)
-    clock = SimulatedClock()
-    with pytest.raises(Unavailable, match=f"changed {ATTEMPTS} times"):
-        LedgerStore(bucket, clock).update(hold("ours"))
-    assert sum(clock.slept) < 40
-    assert "ours" not in store(bucket).read().runs
 
 
 def test_a_ledger_that_cannot_be_read_stops_every_update(bucket: Bucket) -> None:
@@ -292,21 +237,3 @@ def test_a_name_that_is_none_reaches_no_bucket(bucket: Bucket) -> None:
     for ask in (baselines(bucket).read, baselines(bucket).clear):
         with pytest.raises(ConfigError):
             ask("../ledger/ledger")
-
-
-@dataclass
-class Contested(MemoryBucket):
-    """Somebody else is faster every time."""
-
-    def replace(self, name: str, data: bytes, **about: Any) -> int | None:
-        rival = dump_baselines("main", {"rival": replace(L4, set_by=f"rival {self.calls}")})
-        super().replace(name, rival, **(about | {"generation": None}))
-        return super().replace(name, data, **about)
-
-
-def test_whoever_is_never_first_gives_up_and_says_so() -> None:
-    bucket = Contested()
-    with pytest.raises(Unavailable, match="changed 12 times"):
-        put(bucket, L4)
-    assert ATTEMPTS == 12
-    assert baselines(bucket).read("main")["rival"].set_by.startswith("rival")

@@ -52,16 +52,11 @@ def test_the_torch_that_is_installed_is_the_newest_that_the_driver_serves(
     assert bench.installed() == [f"torch=={version} numpy"]
 
 
-def test_without_cuda_the_driver_does_not_choose_the_torch(bench: Bench) -> None:
+@pytest.mark.parametrize(("wanted", "installed"), [("2.13.0", "torch==2.13.0 numpy"), ("", "torch numpy")])
+def test_without_cuda_the_wanted_or_newest_torch_is_installed(bench: Bench, wanted: str, installed: str) -> None:
     bench.python(f'*"pip install"*) {bench.becomes(usable=False)} ;;', torch=None)
-    bench.packages.torch("2.13.0", False, bench.patience)
-    assert bench.installed() == ["torch==2.13.0 numpy"]
-
-
-def test_without_a_wanted_version_the_newest_is_installed(bench: Bench) -> None:
-    bench.python(f'*"pip install"*) {bench.becomes(usable=False)} ;;', torch=None)
-    bench.packages.torch("", False, bench.patience)
-    assert bench.installed() == ["torch numpy"]
+    bench.packages.torch(wanted, False, bench.patience)
+    assert bench.installed() == [installed]
 
 
 def test_a_driver_that_no_torch_runs_with_is_named(bench: Bench) -> None:
