@@ -2,7 +2,7 @@
 
 The candidate that may come next is prepared while the one before it is judged. Its processes have users of their own
 and the lowest priority, leave the device alone, and are stopped while times are measured. They make no call. What they
-fail at is forgotten, and done again in the candidate's turn.
+fail at is forgotten, and done again in the candidate's turn, unless they hang there for the whole limit of an import.
 """
 
 from __future__ import annotations

@@ -149,13 +149,18 @@ class Referee:
 
     def import_candidate(self, path: str) -> tuple[CandidateProcesses, Mapping[str, Any]]:
         """The processes of a candidate, and the names of its implementations and baselines. What was prepared for it is
-        used, and what was prepared for another is ended. Raises `Lost` and `Answered`."""
+        used, and what was prepared for another is ended. What was prepared has its whole limit from now on, at full
+        priority: the time ahead does not count, because it stood still for a part of it. So what hangs is not imported
+        again, and other failures are. Raises `Lost` and `Answered`."""
         limit_s = self.session.spec.answer_limit_s or READ_LIMIT_S
         if self.next is not None and self.next.path == path:
             prepared, self.next = self.next, None
-            with contextlib.suppress(Lost, Answered):
+            try:
                 return prepared, prepared.names(limit_s)
-            prepared.end()
+            except (Lost, Answered) as exc:
+                prepared.end()
+                if isinstance(exc, Lost) and exc.hung:
+                    raise
         processes = CandidateProcesses(path, self.arena.users)
         try:
             processes.begin([""], self.starter(path), self.arena.limits)
