@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,17 @@ def kinds(cloud: Cloud, run_id: str) -> list[str]:
     return [event["kind"] for event in cloud.events(run_id)]
 
 
-def assert_gone(cloud: Cloud, machine: Machine, outcome: str = "succeeded") -> None:
-    """Its own run has one last word, what it came to when its work was done; then the VM deleted itself."""
+@contextmanager
+def waiting(tmp_path: Path, **spec: Any) -> Iterator[tuple[Cloud, Machine]]:
+    """A kept VM that waits for a claim."""
+    with kept_cloud(**spec) as cloud, Machine(cloud, tmp_path) as machine:
+        await_truth(lambda: waits(cloud))
+        yield cloud, machine
+
+
+def assert_gone(cloud: Cloud, machine: Machine, outcome: str = "succeeded", code: int = 0) -> None:
+    """Wait for its end: its run has one last word, what it came to when its work was done; then the VM deleted itself."""
+    assert machine.wait() == code
     assert [data["outcome"] for data in cloud.said("finished")] == [outcome]
     assert cloud.kinds()[-1] == "finished"
     assert cloud.journal[-1] == "DELETE instance"
@@ -80,13 +90,12 @@ def test_a_kept_vm_that_nobody_claims_shuts_its_slot_and_goes_at_its_limit(tmp_p
     with kept_cloud(0.5) as cloud, Machine(cloud, tmp_path) as machine:
         await_truth(lambda: cloud.said("kept"))
         since = time.monotonic()
-        assert machine.wait() == 0
+        assert_gone(cloud, machine)
         assert time.monotonic() - since < 300
         assert slot(cloud)["state"] == "closed"
         assert cloud.said("kept") == [
             {"outcome": "succeeded", "exit_code": 0, "detail": "every case is measured", "idle_limit_s": 0.5}
         ]
-        assert_gone(cloud, machine)
 
 
 def claimed_and_given_back(cloud: Cloud) -> None:
@@ -101,10 +110,9 @@ def test_a_withdrawn_claim_keeps_the_vm_waiting_no_longer_than_its_limit(tmp_pat
     with kept_cloud(0.5) as cloud:
         as_soon_as_idle(cloud, lambda: claimed_and_given_back(cloud))
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
+            assert_gone(cloud, machine)
             assert slot(cloud)["state"] == "closed"
             assert kinds(cloud, NEXT) == []
-            assert_gone(cloud, machine)
 
 
 def test_a_claim_that_is_taken_back_leaves_the_vm_to_the_next_one(tmp_path: Path) -> None:
@@ -113,18 +121,16 @@ def test_a_claim_that_is_taken_back_leaves_the_vm_to_the_next_one(tmp_path: Path
         with Machine(cloud, tmp_path) as machine:
             await_truth(lambda: waits(cloud))
             claim(cloud)
-            assert machine.wait() == 0
-            assert kinds(cloud, NEXT)[-1] == "finished"
             assert_gone(cloud, machine)
+            assert kinds(cloud, NEXT)[-1] == "finished"
 
 
 def test_a_kept_vm_serves_a_claim_in_the_same_place_and_then_goes(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         before = machine.await_file("worker")
         claim(cloud)
         await_truth(lambda: "vm_booted" in kinds(cloud, NEXT))
-        assert machine.wait() == 0
+        assert_gone(cloud, machine)
         assert kinds(cloud, NEXT)[0] == "machine_taken"
         assert kinds(cloud, NEXT)[-1] == "finished"
         assert cloud.said("lent") == [{"to": NEXT}]
@@ -135,7 +141,6 @@ def test_a_kept_vm_serves_a_claim_in_the_same_place_and_then_goes(tmp_path: Path
         assert "kept: waiting" not in log, "a run's log is its own"
         assert "finish: succeeded" in log
         assert before > 0
-        assert_gone(cloud, machine)
 
 
 LATE_TEE = f"""exec {sys.executable} -I -S -c '
@@ -152,8 +157,7 @@ with open(sys.argv[1], "ab", buffering=0) as log:
 
 def test_the_log_of_a_run_on_a_kept_vm_begins_with_its_own_first_line(tmp_path: Path) -> None:
     stub(tmp_path / "bin", "tee", LATE_TEE)
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         claim(cloud)
         assert machine.wait() == 0
         assert f"claimed by {NEXT}" in machine.vm_file("log.txt").read_text()
@@ -168,10 +172,9 @@ def test_a_vm_is_kept_for_as_long_as_each_run_on_it_asks_for_it(tmp_path: Path) 
             await_truth(lambda: slot(cloud).get("state") == "idle")
             claim(cloud, run_id, **({"keep": {"idle_limit_s": 120}} if again else {}))
             await_truth(lambda run_id=run_id: "finished" in kinds(cloud, run_id))
-        assert machine.wait() == 0
+        assert_gone(cloud, machine)
         told = [kind for kind in cloud.kinds() if kind in ("kept", "lent", "finished")]
         assert told == ["kept", "lent", "kept", "lent", "finished"]
-        assert_gone(cloud, machine)
 
 
 def test_a_claim_with_another_payload_runs_that_payload(tmp_path: Path) -> None:
@@ -186,21 +189,18 @@ def test_a_claim_with_another_payload_runs_that_payload(tmp_path: Path) -> None:
         cloud.objects[f"payloads/{sha256}.tar.gz"] = other
         await_truth(lambda: waits(cloud))
         claim(cloud, sha256=sha256)
-        assert machine.wait() == 0
+        assert_gone(cloud, machine)
         assert kinds(cloud, NEXT)[-1] == "finished"
         manifest = json.loads(machine.vm_file(f"payload-{sha256[:16]}/manifest.json").read_text())
         assert manifest["payload_sha256"] == sha256
-        assert_gone(cloud, machine)
 
 
 def test_a_claim_whose_payload_is_not_what_its_name_says_is_not_run_and_the_vm_goes(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         cloud.objects[f"payloads/{'e' * 64}.tar.gz"] = b"something else"
         claim(cloud, sha256="e" * 64)
-        assert machine.wait() == 0
-        assert kinds(cloud, NEXT) == []
         assert_gone(cloud, machine)
+        assert kinds(cloud, NEXT) == []
 
 
 @pytest.mark.parametrize("name", [f"runs/{RUN}/artifacts/x.tar.gz", "payloads/x.tar.gz", "payloads/../runs/x.tar.gz"])
@@ -210,11 +210,10 @@ def test_a_claim_whose_payload_lies_where_a_machine_may_write_is_not_run(tmp_pat
         cloud.objects[name] = cloud.payload
         as_soon_as_idle(cloud, lambda: claim(cloud, name=name))
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
+            assert_gone(cloud, machine)
             assert "the claim cannot be read" in machine.serial()
             assert kinds(cloud, NEXT) == []
             assert not any(name in line for line in cloud.requests)
-            assert_gone(cloud, machine)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +236,9 @@ def test_a_slot_that_somebody_has_spoilt_is_no_claim_and_the_vm_goes_at_its_limi
 
 def test_a_run_that_failed_does_not_keep_its_vm(tmp_path: Path) -> None:
     with kept_cloud(script={"build": [{"exit": 1}]}) as cloud, Machine(cloud, tmp_path) as machine:
-        machine.wait()
+        assert_gone(cloud, machine, "failed", 1)
         assert "kept" not in cloud.kinds()
         assert SLOT not in cloud.objects
-        assert_gone(cloud, machine, "failed")
 
 
 def test_an_incorrect_run_keeps_its_vm_and_stays_incorrect(tmp_path: Path) -> None:
@@ -251,41 +249,34 @@ def test_an_incorrect_run_keeps_its_vm_and_stays_incorrect(tmp_path: Path) -> No
         ]
     }
     with kept_cloud(0.3, script=wrong) as cloud, Machine(cloud, tmp_path) as machine:
-        assert machine.wait() == 10
+        assert_gone(cloud, machine, "incorrect", 10)
         assert cloud.said("kept")[0]["outcome"] == "incorrect"
-        assert_gone(cloud, machine, "incorrect")
 
 
 def test_a_kept_vm_that_is_asked_to_stop_goes_at_once(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         os.kill(machine.process.pid, signal.SIGTERM)
-        machine.wait()
-        assert slot(cloud)["state"] == "closed"
         assert_gone(cloud, machine)
+        assert slot(cloud)["state"] == "closed"
 
 
 def test_a_kept_vm_that_is_preempted_says_so_and_goes(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         cloud.preempt()
-        machine.wait()
-        assert "preempted" in cloud.kinds()
         assert_gone(cloud, machine)
+        assert "preempted" in cloud.kinds()
 
 
 def test_the_watchdog_ends_a_vm_that_waits_ahead_of_its_deadline(tmp_path: Path) -> None:
     with kept_cloud() as cloud, Machine(cloud, tmp_path).hold_time() as machine:
         await_truth(lambda: waits(cloud))
         machine.time_is_up()
-        machine.wait()
-        assert machine.vm_file("deadline").exists()
         assert_gone(cloud, machine)
+        assert machine.vm_file("deadline").exists()
 
 
 def test_an_agent_that_dies_while_it_waits_leaves_a_vm_that_deletes_itself(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         os.kill(machine.await_file("worker"), signal.SIGKILL)
         machine.wait()
         assert cloud.kinds()[-1] == "vm_exiting"
@@ -293,8 +284,7 @@ def test_an_agent_that_dies_while_it_waits_leaves_a_vm_that_deletes_itself(tmp_p
 
 
 def test_an_agent_that_dies_at_another_run_leaves_a_vm_that_deletes_itself(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         claim(cloud, script={"measure": [{"kill_parent": True}]})
         machine.wait()
         assert kinds(cloud, NEXT)[0] == "machine_taken"
@@ -304,13 +294,11 @@ def test_an_agent_that_dies_at_another_run_leaves_a_vm_that_deletes_itself(tmp_p
 
 
 def test_a_failing_guest_ends_as_failed_and_the_vm_goes_with_its_own_run(tmp_path: Path) -> None:
-    with kept_cloud() as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path) as (cloud, machine):
         claim(cloud, script={"build": [{"exit": 1}]}, keep={"idle_limit_s": 20})
-        machine.wait()
+        assert_gone(cloud, machine, code=1)
         last = cloud.events(NEXT)[-1]
         assert (last["kind"], last["data"]["outcome"]) == ("finished", "failed")
-        assert_gone(cloud, machine)
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
@@ -318,21 +306,19 @@ def test_a_slot_whose_answers_are_lost_changes_hands_all_the_same(tmp_path: Path
     with kept_cloud(1.0) as cloud:
         fault = cloud.fail(f"POST .*{SLOT}", cut=cut, times=2)
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
+            assert_gone(cloud, machine)
             assert fault.fired == 2
             assert slot(cloud)["state"] == "closed"
-            assert_gone(cloud, machine)
 
 
 def test_a_bucket_slower_than_the_short_limit_does_not_keep_the_vm_from_being_kept(tmp_path: Path) -> None:
     with kept_cloud(0.5) as cloud:
         fault = cloud.fail(f"POST .*{SLOT}", stall_s=3)
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
+            assert_gone(cloud, machine)
             assert fault.fired == 1
             assert len(cloud.said("kept")) == 1
             assert slot(cloud)["state"] == "closed"
-            assert_gone(cloud, machine)
 
 
 def test_a_claim_is_served_though_the_bucket_did_not_answer_while_the_limit_lasted(tmp_path: Path) -> None:
@@ -340,27 +326,22 @@ def test_a_claim_is_served_though_the_bucket_did_not_answer_while_the_limit_last
         as_soon_as_idle(cloud, lambda: claim(cloud))
         fault = cloud.fail(f"GET .*{VM}.json", stall_s=5)
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
+            assert_gone(cloud, machine)
             assert fault.fired == 1
             assert kinds(cloud, NEXT)[-1] == "finished"
-            assert_gone(cloud, machine)
 
 
 def test_an_ending_vm_closes_its_slot_though_it_missed_a_withdrawn_claim(tmp_path: Path) -> None:
-    with kept_cloud(timing={"keep_poll_s": 3600}) as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path, timing={"keep_poll_s": 3600}) as (cloud, machine):
         claimed_and_given_back(cloud)
         os.kill(machine.process.pid, signal.SIGTERM)
-        machine.wait()
-        assert slot(cloud)["state"] == "closed"
         assert_gone(cloud, machine)
+        assert slot(cloud)["state"] == "closed"
 
 
 def test_a_bucket_that_is_away_ends_the_wait_like_the_limit(tmp_path: Path) -> None:
-    with kept_cloud(1.0) as cloud, Machine(cloud, tmp_path) as machine:
-        await_truth(lambda: waits(cloud))
+    with waiting(tmp_path, limit_s=1.0) as (cloud, machine):
         cloud.fail(f"GET .*{VM}.json", status=503, times=1000)
-        machine.wait()
         assert_gone(cloud, machine)
 
 
@@ -370,9 +351,8 @@ def test_a_claim_at_the_very_end_is_served_and_not_lost(tmp_path: Path) -> None:
     with kept_cloud(1.0, timing={"keep_poll_s": 5}) as cloud:
         as_soon_as_idle(cloud, lambda: claim(cloud))
         with Machine(cloud, tmp_path) as machine:
-            assert machine.wait() == 0
-            assert kinds(cloud, NEXT)[-1] == "finished"
             assert_gone(cloud, machine)
+            assert kinds(cloud, NEXT)[-1] == "finished"
 
 
 def test_a_slot_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:

@@ -101,10 +101,7 @@ def run_few(
     assert not buffers.memory
     if entry is not None:
         steps = [dataclasses.replace(steps[0], entry=entry)]
-    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients]
-    if posed.dlse is not None:
-        tensors.append(posed.dlse)
-    program.run(steps, tensors, scratch, schedule)
+    program.run(steps, posed.touched(gradients, buffers), scratch, schedule)
     return gradients
 
 
@@ -145,10 +142,7 @@ def run_with_sums(
     for place, one in ((1, entry), (2, convert)):
         if one is not None:
             steps[place] = dataclasses.replace(steps[place], entry=one)
-    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
-    if posed.dlse is not None:
-        tensors.append(posed.dlse)
-    program.run(steps, tensors, scratch, schedule)
+    program.run(steps, posed.touched(gradients, buffers), scratch, schedule)
     given = steps[1].arguments[-1]
     zero, sums = (
         next(one for one in buffers.memory if one.data_ptr() == address) for address in (given.counter, given.sums)

@@ -46,6 +46,25 @@ class Posed:
         dq, dk, dv = (torch.full_like(self.tensors[name], math.nan) for name in NAMES)
         return dq, dk, dv
 
+    def touched(self, gradients: Three, buffers: HostBuffers) -> list[torch.Tensor]:
+        """All that the arguments of its launches point to."""
+        given = [*self.tensors.values(), self.out, self.lse, self.dout, *gradients, *buffers.memory]
+        return given if self.dlse is None else [*given, self.dlse]
+
+    def lay_beside_nan(self) -> None:
+        """Each of Q, K and V becomes a part of a tensor that goes on with rows of NaN."""
+        for name in ("q", "k", "v"):
+            batch, heads, rows, head_dim = self.tensors[name].shape
+            wide = torch.full((batch, heads, rows + 20, head_dim), math.nan, dtype=self.dout.dtype)
+            wide[:, :, :rows] = self.tensors[name]
+            self.tensors[name] = wide[:, :, :rows]
+
+    def make_scores_very_negative(self) -> None:
+        """Each score of 64 columns is -2048: what lies beyond the keys, zeros, would weigh exp(2048)."""
+        self.tensors["q"][:] = 16.0
+        self.tensors["k"][:] = -16.0
+        self.lse[:] = -2048.0 + math.log(self.tensors["k"].shape[2])
+
     def problem(self, gradients: Three) -> BackwardProblem:
         place = tensor_layout if self.options.longest is None else packed_layout
         where: list[Layout] = [place(x, "a gradient") for x in (self.dout, *gradients)]
@@ -131,45 +150,31 @@ def pose(
     return Posed(tensors, options, laid, lse.float().contiguous(), dout, exact, dlse)
 
 
-def run_pair(
-    program: Program, posed: Posed, chip: Chip, scratch: Path, *, eager: bool = False, reverse: bool = False
-) -> Three:
+def run_pair(program: Program, posed: Posed, chip: Chip, scratch: Path, **how: bool) -> Three:
     """The gradients by the two passes."""
-    way = PairBackward(Machine(chip, 1, 1 << 20))
-    return run_with_workspace(program, posed, way, scratch, eager=eager, reverse=reverse)
+    return run_with_workspace(program, posed, PairBackward(Machine(chip, 1, 1 << 20)), scratch, **how)
 
 
 def run_with_workspace(
     program: Program,
     posed: Posed,
-    way: PairBackward | AmpereBackward,
+    way: PairBackward | AmpereBackward | SmallBackward,
     scratch: Path,
     *,
-    eager: bool = False,
-    reverse: bool = False,
+    has_memory: bool = True,
+    **how: bool,
 ) -> Three:
-    """The gradients by a way that is given memory for more than them."""
+    """The gradients by a way, which is given memory for more than them where it `has_memory`."""
     gradients, buffers = posed.gradients(), HostBuffers()
     steps = way.steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
-    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients, *buffers.memory]
-    if posed.dlse is not None:
-        tensors.append(posed.dlse)
-    program.run(steps, tensors, scratch, eager=eager, reverse=reverse)
+    assert has_memory or not buffers.memory
+    program.run(steps, posed.touched(gradients, buffers), scratch, **how)
     return gradients
 
 
-def run_small(
-    program: Program, posed: Posed, way: SmallBackward, scratch: Path, *, eager: bool = False, reverse: bool = False
-) -> Three:
+def run_small(program: Program, posed: Posed, way: SmallBackward, scratch: Path, **how: bool) -> Three:
     """The gradients by the one launch, which is given no memory but theirs."""
-    gradients, buffers = posed.gradients(), HostBuffers()
-    steps = way.steps(posed.problem(gradients), buffers)  # type: ignore[arg-type]
-    assert not buffers.memory
-    tensors = [*posed.tensors.values(), posed.out, posed.lse, posed.dout, *gradients]
-    if posed.dlse is not None:
-        tensors.append(posed.dlse)
-    program.run(steps, tensors, scratch, eager=eager, reverse=reverse)
-    return gradients
+    return run_with_workspace(program, posed, way, scratch, has_memory=False, **how)
 
 
 def errors(found: Three, exact: Three) -> list[float]:

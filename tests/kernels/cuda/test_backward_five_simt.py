@@ -4,7 +4,6 @@ against float64."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,9 +255,7 @@ def test_keys_that_no_query_sees_and_queries_that_see_no_key_have_gradients_of_z
 
 def test_keys_beyond_the_last_hide_even_where_scores_are_very_negative(programs: Programs, tmp_path: Path) -> None:
     posed = AMPERE.pose(64, 1, 1, 1, 100, 70, options=Options())
-    posed.tensors["q"][:] = 16.0
-    posed.tensors["k"][:] = -16.0  # each score is -2048: what lies beyond the keys, zeros, would weigh exp(2048)
-    posed.lse[:] = -2048.0 + math.log(70)
+    posed.make_scores_very_negative()
     assert all(bool(one.isfinite().all()) for one in AMPERE.run(programs(AMPERE), posed, NARROW, tmp_path))
 
 
@@ -266,10 +263,7 @@ def test_keys_beyond_the_last_hide_even_where_scores_are_very_negative(programs:
 def test_padding_rows_of_nan_beside_a_tensor_are_never_read(programs: Programs, tmp_path: Path, family: Family) -> None:
     for size, shape in family.pairs:
         posed = family.pose(size, 1, 1, 1, 70, 70, options=Options())
-        for name in ("q", "k", "v"):
-            wide = torch.full((1, 1, 90, size), math.nan, dtype=posed.dout.dtype)
-            wide[:, :, :70] = posed.tensors[name]
-            posed.tensors[name] = wide[:, :, :70]
+        posed.lay_beside_nan()
         family.check(programs(family), posed, shape, tmp_path)
 
 

@@ -121,10 +121,7 @@ def test_keys_that_no_query_sees_have_gradients_of_zero(ampere: Program, tmp_pat
 
 def test_padding_rows_of_nan_beside_a_tensor_are_never_read(ampere: Program, tmp_path: Path) -> None:
     posed = pose(BRAIN, 1, 1, 1, 70, 70, 64, Options())
-    for name in ("q", "k", "v"):
-        wide = torch.full((1, 1, 90, 64), math.nan, dtype=BRAIN)
-        wide[:, :, :70] = posed.tensors[name]
-        posed.tensors[name] = wide[:, :, :70]
+    posed.lay_beside_nan()
     holds(ampere, posed, tmp_path)
 
 

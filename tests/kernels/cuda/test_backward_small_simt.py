@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -126,10 +125,7 @@ def test_keys_that_no_query_sees_and_queries_that_see_no_key_have_gradients_of_z
 
 def test_padding_rows_of_nan_beside_a_tensor_are_never_read(program: Program, tmp_path: Path) -> None:
     posed = pose(BRAIN, 1, 1, 1, 70, 70, 64, Options())
-    for name in ("q", "k", "v"):
-        wide = torch.full((1, 1, 90, 64), math.nan, dtype=BRAIN)
-        wide[:, :, :70] = posed.tensors[name]
-        posed.tensors[name] = wide[:, :, :70]
+    posed.lay_beside_nan()
     holds(program, posed, SmallShape(64, 2, 32), tmp_path)
 
 

@@ -55,9 +55,8 @@ def verdict(check: Any, replies: Any, subject: Subject = SUBJECT) -> Any:
 
 
 L4 = find_gpu("l4")
-
-
 assert L4 is not None
+OK, WARN, FAIL = CheckLevel.OK, CheckLevel.WARN, CheckLevel.FAIL
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------------
@@ -66,13 +65,13 @@ assert L4 is not None
 @pytest.mark.parametrize(
     ("answer", "level", "remedy"),
     [
-        (SILENCE, CheckLevel.FAIL, "curl -sSI https://iam.googleapis.com/"),
-        (refusal(401), CheckLevel.FAIL, "gcloud auth application-default login"),
-        (OFF, CheckLevel.WARN, "gcloud services enable iam.googleapis.com --project=proj-1"),
-        (refusal(403), CheckLevel.WARN, "give"),
-        (refusal(429), CheckLevel.WARN, "bench doctor"),
-        (refusal(500), CheckLevel.WARN, "bench doctor"),
-        (refusal(400), CheckLevel.FAIL, "give"),
+        (SILENCE, FAIL, "curl -sSI https://iam.googleapis.com/"),
+        (refusal(401), FAIL, "gcloud auth application-default login"),
+        (OFF, WARN, "gcloud services enable iam.googleapis.com --project=proj-1"),
+        (refusal(403), WARN, "give"),
+        (refusal(429), WARN, "bench doctor"),
+        (refusal(500), WARN, "bench doctor"),
+        (refusal(400), FAIL, "give"),
     ],
 )
 def test_an_answer_that_is_none_says_which_kind_of_trouble_it_is(
@@ -93,7 +92,7 @@ def test_a_page_ends_with_the_code_of_the_first_failure_and_each_fix_once() -> N
     assert exit_code(listed) == 6
     assert exit_code(listed[:2]) == 0
     assert proposed_fixes(listed) == (step,)
-    assert count_levels(listed) == {CheckLevel.OK: 1, CheckLevel.WARN: 1, CheckLevel.FAIL: 2, CheckLevel.SKIPPED: 0}
+    assert count_levels(listed) == {OK: 1, WARN: 1, FAIL: 2, CheckLevel.SKIPPED: 0}
     by_name = {result.check.name: result for result in listed}
     assert skip_verdict(by_name, ("a", "b")) is None
     reason = skip_verdict(by_name, ("a", "c"))
@@ -122,20 +121,20 @@ def test_credentials_are_there_or_the_login_is_named() -> None:
         project.check_credentials(Identity("a login", "user:ada@example.com"), "").why
         == "a login of user:ada@example.com"
     )
-    assert project.check_credentials(Identity("a login"), "").level is CheckLevel.OK
+    assert project.check_credentials(Identity("a login"), "").level is OK
     assert project.check_credentials(None, "none").remedy == "gcloud auth application-default login"
 
 
 def test_a_project_that_one_api_hides_is_looked_for_with_another() -> None:
     asked = "/v3/projects/proj-1"
-    assert verdict(project.check_project, {asked: good()}).level is CheckLevel.OK
+    assert verdict(project.check_project, {asked: good()}).level is OK
     assert "undelete" in verdict(project.check_project, {asked: good(state="DELETE_REQUESTED")}).remedy
-    assert verdict(project.check_project, {asked: SILENCE}).level is CheckLevel.FAIL
-    assert verdict(project.check_project, {asked: refusal(403), "/compute/": good()}).level is CheckLevel.WARN
+    assert verdict(project.check_project, {asked: SILENCE}).level is FAIL
+    assert verdict(project.check_project, {asked: refusal(403), "/compute/": good()}).level is WARN
     assert verdict(project.check_project, {asked: refusal(403)}).remedy == "gcloud projects list"
     hidden = verdict(project.check_project, {asked: refusal(403), "/compute/": OFF})
-    assert (hidden.level, hidden.steps) == (CheckLevel.WARN, (EnableApis("proj-1", APIS),))
-    assert verdict(project.check_project, {asked: OFF}).level is CheckLevel.WARN
+    assert (hidden.level, hidden.steps) == (WARN, (EnableApis("proj-1", APIS),))
+    assert verdict(project.check_project, {asked: OFF}).level is WARN
 
 
 def test_what_may_not_be_looked_at_is_a_warning_and_not_a_guess() -> None:
@@ -147,39 +146,35 @@ def test_what_may_not_be_looked_at_is_a_warning_and_not_a_guess() -> None:
         capacity.all_gpus,
         machine.check_network,
     ):
-        assert verdict(check, lambda _: refusal(403)).level is CheckLevel.WARN
+        assert verdict(check, lambda _: refusal(403)).level is WARN
 
 
 def test_permissions_are_counted_and_those_to_look_matter_less() -> None:
     every = [*permission_names(LAUNCHER), *permission_names(LOOKER), *permission_names(BATCH)]
     path = ":testIamPermissions"
-    assert verdict(project.check_roles, {path: good(permissions=every)}).level is CheckLevel.OK
+    assert verdict(project.check_roles, {path: good(permissions=every)}).level is OK
     blind = verdict(project.check_roles, {path: good(permissions=list(permission_names(LAUNCHER)))})
-    assert (blind.level, "compute.routers.list" in blind.why) == (CheckLevel.WARN, True)
+    assert (blind.level, "compute.routers.list" in blind.why) == (WARN, True)
     alone = verdict(
         project.check_roles, {path: good(permissions=[name for name in every if name != "batch.jobs.create"])}
     )
-    assert (alone.level, alone.why) == (
-        CheckLevel.WARN,
-        "enough to launch; missing for fleets on Batch: batch.jobs.create",
-    )
+    assert (alone.level, alone.why) == (WARN, "enough to launch; missing for fleets on Batch: batch.jobs.create")
     short = [name for name in every if name != "compute.subnetworks.useExternalIp"]
     lacking = verdict(project.check_roles, {path: good(permissions=short)})
-    assert lacking.level is CheckLevel.FAIL
+    assert lacking.level is FAIL
     assert lacking.remedy == "bench init --project proj-1 --bucket my-bench --launcher user:ada@example.com"
     assert (
-        verdict(project.check_roles, {path: good(permissions=short)}, replace(SUBJECT, external_ip=False)).level
-        is CheckLevel.OK
+        verdict(project.check_roles, {path: good(permissions=short)}, replace(SUBJECT, external_ip=False)).level is OK
     )
 
 
 def test_apis_that_are_not_listed_are_off() -> None:
-    assert verdict(project.check_apis, {"services": good()}).level is CheckLevel.FAIL
+    assert verdict(project.check_apis, {"services": good()}).level is FAIL
     on = [{"name": f"projects/1/services/{api}", "state": "ENABLED"} for api in APIS]
-    assert verdict(project.check_apis, {"services": good(services=on)}).level is CheckLevel.OK
-    assert verdict(project.check_apis, {"services": good(services=on[:2])}).level is CheckLevel.WARN
+    assert verdict(project.check_apis, {"services": good(services=on)}).level is OK
+    assert verdict(project.check_apis, {"services": good(services=on[:2])}).level is WARN
     alone = verdict(project.check_apis, {"services": good(services=on[:-1])})
-    assert (alone.level, alone.steps) == (CheckLevel.WARN, (EnableApis("proj-1", ("batch.googleapis.com",)),))
+    assert (alone.level, alone.steps) == (WARN, (EnableApis("proj-1", ("batch.googleapis.com",)),))
     assert "launches work, fleets on Batch do not" in alone.why
 
 
@@ -187,13 +182,7 @@ def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
     def at(skew: float | None) -> Any:
         return verdict(project.check_clock, {"/compute/": RestAnswer(403, skew_s=skew)})
 
-    assert [at(skew).level for skew in (0.4, -4, 30, -61, None)] == [
-        CheckLevel.OK,
-        CheckLevel.OK,
-        CheckLevel.WARN,
-        CheckLevel.FAIL,
-        CheckLevel.WARN,
-    ]
+    assert [at(skew).level for skew in (0.4, -4, 30, -61, None)] == [OK, OK, WARN, FAIL, WARN]
     assert "30 s behind" in at(30).why
     assert "61 s ahead" in at(-61).why
     assert (
@@ -208,7 +197,7 @@ def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
 def test_a_bucket_on_another_continent_is_worse_than_one_in_another_region() -> None:
     near = replace(SUBJECT, zones=("us-central1-a",))
     found = verdict(project.check_bucket, {"/b/": good(location="US-EAST1")}, near)
-    assert (found.level, "continent" in found.why) == (CheckLevel.WARN, False)
+    assert (found.level, "continent" in found.why) == (WARN, False)
     assert "continent" in verdict(project.check_bucket, {"/b/": good(location="ASIA")}, near).why
     assert verdict(project.check_bucket, {"/b/": good(location="US")}, near).steps
     assert verdict(project.check_bucket, {"/b/": refusal(403)}, near).remedy.endswith(
@@ -234,7 +223,7 @@ HARMFUL = {
 def test_a_setting_of_the_bucket_that_breaks_a_ledger_is_named_with_its_remedy(name: str) -> None:
     settings, why, remedy = HARMFUL[name]
     found = verdict(project.check_bucket, {"/b/": good(location="US-CENTRAL1", **settings)})
-    assert found.level is CheckLevel.FAIL
+    assert found.level is FAIL
     assert why in found.why
     assert remedy in found.remedy
 
@@ -245,7 +234,7 @@ def test_a_setting_of_the_bucket_that_breaks_a_ledger_is_named_with_its_remedy(n
     {"autoclass": {"enabled": True}, "encryption": {"defaultKmsKeyName": "k"}, "versioning": {"enabled": True}},
 ])  # fmt: skip
 def test_other_settings_of_a_bucket_are_left_alone(settings: dict[str, Any]) -> None:
-    assert verdict(project.check_bucket, {"/b/": good(location="US-CENTRAL1", **settings)}).level is not CheckLevel.FAIL
+    assert verdict(project.check_bucket, {"/b/": good(location="US-CENTRAL1", **settings)}).level is not FAIL
 
 
 # --- what may be had ------------------------------------------------------------------------------------------------
@@ -262,11 +251,11 @@ def test_a_gpu_that_nobody_asked_for_and_that_cannot_be_had_is_a_warning() -> No
     none = good(items=[region("us-central1", NVIDIA_L4_GPUS=0, PREEMPTIBLE_NVIDIA_L4_GPUS=0)])
     narrow = replace(SUBJECT, gpus=(L4,), zones=("us-central1-a",))
     check = capacity.of_gpu(L4)
-    assert verdict(check, {"/regions": none}, narrow).level is CheckLevel.WARN
-    assert verdict(check, {"/regions": none}, replace(narrow, chosen=True)).level is CheckLevel.FAIL
+    assert verdict(check, {"/regions": none}, narrow).level is WARN
+    assert verdict(check, {"/regions": none}, replace(narrow, chosen=True)).level is FAIL
     standard = good(items=[region("us-central1", NVIDIA_L4_GPUS=1, PREEMPTIBLE_NVIDIA_L4_GPUS=0.5)])
     assert "no spot quota; on demand" in verdict(check, {"/regions": standard}, narrow).why
-    assert verdict(check, {"/regions": refusal(403)}, narrow).level is CheckLevel.WARN
+    assert verdict(check, {"/regions": refusal(403)}, narrow).level is WARN
     h100 = find_gpu("h100")
     assert h100 is not None
     only_spot = good(items=[region("us-central1", PREEMPTIBLE_NVIDIA_H100_GPUS=1)])
@@ -278,15 +267,15 @@ def test_a_gpu_that_nobody_asked_for_and_that_cannot_be_had_is_a_warning() -> No
 
 
 def test_a_project_that_lists_no_limit_on_all_gpus_is_a_warning() -> None:
-    assert verdict(capacity.all_gpus, {"/projects/": good(quotas=[{"limit": 1}])}).level is CheckLevel.WARN
+    assert verdict(capacity.all_gpus, {"/projects/": good(quotas=[{"limit": 1}])}).level is WARN
 
 
 def test_a_retiring_image_is_a_warning_and_one_without_a_successor_names_the_list() -> None:
     check = capacity.of_image("ubuntu-os-cloud", "ubuntu-2404-lts-amd64")
     soon = good(name="u", deprecated={"state": "ACTIVE", "obsolete": "2027-01-01"})
-    assert verdict(check, {"/family/": soon}).level is CheckLevel.WARN
+    assert verdict(check, {"/family/": soon}).level is WARN
     assert "ubuntu-os-cloud" in verdict(check, {}).remedy
-    assert verdict(check, {"/family/": SILENCE}).level is CheckLevel.FAIL
+    assert verdict(check, {"/family/": SILENCE}).level is FAIL
     old = good(items=[{"family": "ubuntu-2404-lts-amd64", "deprecated": {"state": "OBSOLETE"}}])
     assert "is obsolete" in verdict(check, {"/family/": refusal(404), "/images": old}).why
     renamed = good(items=[{"family": "ubuntu-2404-lts"}, "?"])
@@ -305,7 +294,7 @@ def test_that_capacity_advice_is_not_used_for_want_of_a_permission_is_said() -> 
         name for name in (*permission_names(LAUNCHER), *permission_names(LOOKER)) if name != "compute.advice.capacity"
     ]
     found = verdict(project.check_roles, {":testIam": good(permissions=held)})
-    assert (found.level, found.remedy) == (CheckLevel.WARN, SUBJECT.set_up)
+    assert (found.level, found.remedy) == (WARN, SUBJECT.set_up)
     assert "without Google's capacity advice" in found.why
     without_routers = [
         name for name in (*permission_names(LAUNCHER), *permission_names(LOOKER)) if name != "compute.routers.list"
@@ -321,25 +310,25 @@ NETWORK = "https://www.googleapis.com/compute/v1/projects/proj-1/global/networks
 
 def test_a_machine_without_an_account_of_its_own_may_do_too_much() -> None:
     bare = replace(SUBJECT, service_account=None)
-    assert verdict(machine.check_account, {}, bare).level is CheckLevel.WARN
-    assert verdict(machine.check_account, {}, replace(bare, embedded=True)).level is CheckLevel.OK
+    assert verdict(machine.check_account, {}, bare).level is WARN
+    assert verdict(machine.check_account, {}, replace(bare, embedded=True)).level is OK
     assert "default" in verdict(machine.machine_rights, {}, bare).why
-    assert verdict(machine.machine_rights, {}, replace(bare, embedded=True)).level is CheckLevel.OK
+    assert verdict(machine.machine_rights, {}, replace(bare, embedded=True)).level is OK
 
 
 def test_an_account_is_there_enabled_and_may_be_used() -> None:
     assert verdict(machine.check_account, {}).steps == (MakeAccount("proj-1", "bench-vm", "machines of bench"),)
     theirs = replace(SUBJECT, service_account="vm@other.iam.gserviceaccount.com")
     foreign = verdict(machine.check_account, {}, theirs)
-    assert (foreign.level, foreign.steps) == (CheckLevel.FAIL, ())
+    assert (foreign.level, foreign.steps) == (FAIL, ())
     assert lead(machine.check_account, theirs, reply={}).asked[0].path.startswith("/v1/projects/other/")
     default = replace(SUBJECT, service_account="12-compute@developer.gserviceaccount.com")
     assert lead(machine.check_account, default, reply={}).asked[0].path.startswith("/v1/projects/proj-1/")
-    assert verdict(machine.check_account, lambda _: refusal(403)).level is CheckLevel.WARN
+    assert verdict(machine.check_account, lambda _: refusal(403)).level is WARN
     tested = {":testIam": refusal(403), "/serviceAccounts/": good()}
-    assert verdict(machine.check_account, tested).level is CheckLevel.WARN
+    assert verdict(machine.check_account, tested).level is WARN
     unusable = verdict(machine.check_account, {":testIam": good(), "/serviceAccounts/": good()})
-    assert (unusable.level, len(unusable.steps)) == (CheckLevel.FAIL, 1)
+    assert (unusable.level, len(unusable.steps)) == (FAIL, 1)
     nobody = verdict(machine.check_account, {":testIam": good(), "/serviceAccounts/": good()}, replace(SUBJECT, who=""))
     assert (nobody.steps, "--member=user:YOUR_ADDRESS" in nobody.remedy) == ((), True)
 
@@ -371,22 +360,17 @@ OWN_ROLE = "projects/proj-1/roles/benchMachine"
 @pytest.mark.parametrize(
     ("on_bucket", "on_project", "level", "steps"),
     [
-        (CAREFUL_POLICY, policy(OWN_ROLE, "roles/batch.agentReporter"), CheckLevel.OK, ()),
-        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), CheckLevel.WARN, ("project",)),
-        (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), CheckLevel.WARN, ()),
-        (OLDER_POLICY, policy(OWN_ROLE, condition=True), CheckLevel.WARN, ()),
-        (policy(), policy("roles/editor"), CheckLevel.OK, ()),
-        (policy(), policy(OWN_ROLE), CheckLevel.FAIL, ("bucket", "bucket")),
-        (
-            policy("roles/storage.objectUser", condition=True),
-            policy(OWN_ROLE),
-            CheckLevel.FAIL,
-            ("bucket", "bucket"),
-        ),
-        (policy("roles/storage.objectUser"), policy(), CheckLevel.WARN, ("MakeRole", "project")),
-        (CAREFUL_POLICY, policy("projects/proj-1/roles/mine"), CheckLevel.OK, ()),
-        (refusal(403), policy(OWN_ROLE), CheckLevel.WARN, ()),
-        (policy("roles/storage.objectUser"), refusal(403), CheckLevel.WARN, ()),
+        (CAREFUL_POLICY, policy(OWN_ROLE, "roles/batch.agentReporter"), OK, ()),
+        (CAREFUL_POLICY, policy(OWN_ROLE, condition=True), WARN, ("project",)),
+        (policy("roles/storage.objectUser"), policy(OWN_ROLE, condition=True), WARN, ()),
+        (OLDER_POLICY, policy(OWN_ROLE, condition=True), WARN, ()),
+        (policy(), policy("roles/editor"), OK, ()),
+        (policy(), policy(OWN_ROLE), FAIL, ("bucket", "bucket")),
+        (policy("roles/storage.objectUser", condition=True), policy(OWN_ROLE), FAIL, ("bucket", "bucket")),
+        (policy("roles/storage.objectUser"), policy(), WARN, ("MakeRole", "project")),
+        (CAREFUL_POLICY, policy("projects/proj-1/roles/mine"), OK, ()),
+        (refusal(403), policy(OWN_ROLE), WARN, ()),
+        (policy("roles/storage.objectUser"), refusal(403), WARN, ()),
     ],
 )
 def test_what_a_machine_may_do_is_read_from_the_policies(
@@ -424,11 +408,8 @@ def test_a_network_must_have_a_subnet_where_machines_are_asked_for() -> None:
     nowhere = {"global/networks": good(), "subnetworks": scoped("subnetworks", "asia-east1")}
     assert "subnets create" in verdict(machine.check_network, nowhere, CLOSED).remedy
     legacy = {"global/networks": good(IPv4Range="10.0.0.0/8"), "subnetworks": good()}
-    assert verdict(machine.check_network, legacy, replace(CLOSED, external_ip=True)).level is CheckLevel.OK
-    assert (
-        verdict(machine.check_network, {"global/networks": good(), "subnetworks": refusal(403)}).level
-        is CheckLevel.WARN
-    )
+    assert verdict(machine.check_network, legacy, replace(CLOSED, external_ip=True)).level is OK
+    assert verdict(machine.check_network, {"global/networks": good(), "subnetworks": refusal(403)}).level is WARN
 
 
 def test_a_shared_network_is_looked_for_in_the_project_that_owns_it() -> None:
@@ -447,25 +428,25 @@ def test_a_shared_network_is_looked_for_in_the_project_that_owns_it() -> None:
 def test_without_an_address_a_machine_needs_a_way_to_google_and_one_to_the_internet() -> None:
     base = {"global/networks": good(), "subnetworks": scoped("subnetworks", *REGIONS)}
     cut = verdict(machine.check_network, base | {"routers": scoped("routers", nats=[])}, CLOSED)
-    assert (cut.level, "and 2 more" in cut.why) == (CheckLevel.FAIL, True)
+    assert (cut.level, "and 2 more" in cut.why) == (FAIL, True)
     open_ = base | {"routers": scoped("routers", *REGIONS, nats=[{"name": "nat"}])}
-    assert verdict(machine.check_network, open_, CLOSED).level is CheckLevel.OK
+    assert verdict(machine.check_network, open_, CLOSED).level is OK
     private = {
         "global/networks": good(),
         "subnetworks": scoped("subnetworks", *REGIONS, privateIpGoogleAccess=True),
         "routers": good(),
     }
-    assert verdict(machine.check_network, private, CLOSED).level is CheckLevel.WARN
-    assert verdict(machine.check_network, private, replace(CLOSED, allow_install=False)).level is CheckLevel.OK
-    assert verdict(machine.check_network, private | {"routers": refusal(403)}, CLOSED).level is CheckLevel.WARN
+    assert verdict(machine.check_network, private, CLOSED).level is WARN
+    assert verdict(machine.check_network, private, replace(CLOSED, allow_install=False)).level is OK
+    assert verdict(machine.check_network, private | {"routers": refusal(403)}, CLOSED).level is WARN
 
 
 # What is checked of the computer that bench runs on.
 
 
 def test_this_machines_python_and_libraries_are_new_enough_or_named() -> None:
-    assert here.check_python((3, 12, 1)).level is CheckLevel.OK
-    assert here.check_python((3, 10, 9)).level is CheckLevel.FAIL
+    assert here.check_python((3, 12, 1)).level is OK
+    assert here.check_python((3, 10, 9)).level is FAIL
     needed = ("typer>=0.20", "rich[all]>=13.9", "torch==2; extra == 'cpu'", "plain", ">=1")
     there = {"typer": "0.21rc1", "rich": "13.10", "plain": "odd"}
     assert here.check_libraries(needed, there).why == "3 libraries, all installed and new enough"
@@ -475,10 +456,10 @@ def test_this_machines_python_and_libraries_are_new_enough_or_named() -> None:
 
 
 def test_the_folder_the_files_and_the_prices_are_judged() -> None:
-    assert here.check_home("/h", "read-only", 0, "export BENCH_HOME=/tmp/h").level is CheckLevel.FAIL
-    assert here.check_home("/h", "", 10, "export BENCH_HOME=/tmp/h").level is CheckLevel.WARN
-    assert here.check_home("/h", "", 1 << 40, "export BENCH_HOME=/tmp/h").level is CheckLevel.OK
-    assert here.check_documents((), 5).level is CheckLevel.OK
+    assert here.check_home("/h", "read-only", 0, "export BENCH_HOME=/tmp/h").level is FAIL
+    assert here.check_home("/h", "", 10, "export BENCH_HOME=/tmp/h").level is WARN
+    assert here.check_home("/h", "", 1 << 40, "export BENCH_HOME=/tmp/h").level is OK
+    assert here.check_documents((), 5).level is OK
     mine = here.check_documents((("my.yaml", "my.yaml:2: x\nmore"), ("l4", "y")), 5)
     assert (mine.why, mine.remedy) == ("my.yaml:2: x (and 1 more)", "bench plan my.yaml")
     assert here.check_documents((("l4", "--set budget.per_run_usd=x"),), 5).remedy == "bench plan --gpu l4"
@@ -486,21 +467,21 @@ def test_the_folder_the_files_and_the_prices_are_judged() -> None:
         here.check_prices(date(2026, 6, 1), day).level
         for day in (date(2026, 5, 1), date(2026, 6, 9), date(2026, 12, 1))
     ]
-    assert ages == [CheckLevel.WARN, CheckLevel.OK, CheckLevel.WARN]
+    assert ages == [WARN, OK, WARN]
 
 
 def test_the_embedded_cloud_the_compiler_and_torch_matter_where_they_are_used() -> None:
     levels = {state: here.check_embedded(here.Embedded(state)).level for state in ("up", "down", "old", "stale")}
-    assert levels == {"up": CheckLevel.OK, "down": CheckLevel.OK, "old": CheckLevel.WARN, "stale": CheckLevel.WARN}
+    assert levels == {"up": OK, "down": OK, "old": WARN, "stale": WARN}
     assert [here.check_compiler(path, uses).level for path, uses in (("/g++", True), ("", True), ("", False))] == [
-        CheckLevel.OK,
-        CheckLevel.FAIL,
-        CheckLevel.OK,
+        OK,
+        FAIL,
+        OK,
     ]
     assert [here.check_torch(version, uses, "2").level for version, uses in (("2", True), ("", True), ("", False))] == [
-        CheckLevel.OK,
-        CheckLevel.WARN,
-        CheckLevel.OK,
+        OK,
+        WARN,
+        OK,
     ]
 
 
@@ -530,7 +511,7 @@ def test_a_torch_older_than_that_of_rented_machines_is_named_for_its_baselines(
     ]
     for verdict, remedy in verdicts:
         assert f"torch {version}" in verdict.why
-        assert (verdict.level, verdict.remedy) == ((CheckLevel.WARN, remedy) if is_older else (CheckLevel.OK, ""))
+        assert (verdict.level, verdict.remedy) == ((WARN, remedy) if is_older else (OK, ""))
         assert (
             f"older than torch {wanted} of rented machines, and so are the baselines that come with it" in verdict.why
         ) == is_older
@@ -540,6 +521,7 @@ def test_a_torch_older_than_that_of_rented_machines_is_named_for_its_baselines(
 
 
 BOX = HostTarget("ada", "box", 2222)
+ran = CommandResult
 
 
 def judged(check: HostCheck, replies: Mapping[str, CommandResult]) -> CheckVerdict:
@@ -547,7 +529,7 @@ def judged(check: HostCheck, replies: Mapping[str, CommandResult]) -> CheckVerdi
 
     def run(line: str) -> CommandResult:
         assert not {"sudo", "install", "rm", "kill"} & set(line.split()), "it only looks"
-        return next((ran for word, ran in replies.items() if word in line), CommandResult(127, "", "not found"))
+        return next((reply for word, reply in replies.items() if word in line), CommandResult(127, "", "not found"))
 
     return check(run, BOX)
 
@@ -559,51 +541,26 @@ NAMED = "NVIDIA L4, 23034 MiB\n"
 @pytest.mark.parametrize(
     ("check", "replies", "level", "says"),
     [
-        (here.check_reachable, {"command -v": CommandResult(0, TOOLS)}, CheckLevel.OK, "answers"),
+        (here.check_reachable, {"command -v": ran(0, TOOLS)}, OK, "answers"),
+        (here.check_reachable, {"command -v": ran(255, "", "Permission denied\n")}, FAIL, "Permission denied"),
+        (here.check_reachable, {"command -v": ran(0, "Fri Nov 27 2026\n")}, FAIL, "one command only"),
+        (here.check_reachable, {"command -v": ran(255)}, FAIL, "exit 255"),
         (
             here.check_reachable,
-            {"command -v": CommandResult(255, "", "Permission denied\n")},
-            CheckLevel.FAIL,
-            "Permission denied",
-        ),
-        (
-            here.check_reachable,
-            {"command -v": CommandResult(0, "Fri Nov 27 2026\n")},
-            CheckLevel.FAIL,
-            "one command only",
-        ),
-        (here.check_reachable, {"command -v": CommandResult(255)}, CheckLevel.FAIL, "exit 255"),
-        (
-            here.check_reachable,
-            {"command -v": CommandResult(0, "a shell answers\n/usr/bin/bash\n/usr/bin/tar")},
-            CheckLevel.FAIL,
+            {"command -v": ran(0, "a shell answers\n/usr/bin/bash\n/usr/bin/tar")},
+            FAIL,
             "no curl, setsid",
         ),
-        (here.check_gpu, {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "")}, CheckLevel.OK, "NVIDIA L4"),
-        (here.check_gpu, {"name,": CommandResult(0, NAMED * 2), "apps": CommandResult(1)}, CheckLevel.OK, "and 1 more"),
-        (
-            here.check_gpu,
-            {"name,": CommandResult(0, NAMED), "apps": CommandResult(0, "17\n[N/A]\n")},
-            CheckLevel.WARN,
-            "in use by 17",
-        ),
-        (here.check_gpu, {"lspci": CommandResult(0, "3D controller: NVIDIA")}, CheckLevel.FAIL, "no driver answers"),
-        (here.check_gpu, {"lspci": CommandResult(0, "")}, CheckLevel.WARN, "no NVIDIA GPU"),
-        (
-            here.check_driver,
-            {"driver_version": CommandResult(0, "580.95.05\n580.95.05\n")},
-            CheckLevel.OK,
-            "driver 580.95.05",
-        ),
-        (here.check_driver, {"driver_version": CommandResult(0, "550.1")}, CheckLevel.WARN, "older PyTorch"),
-        (
-            here.check_driver,
-            {"driver_version": CommandResult(0, "470.1")},
-            CheckLevel.FAIL,
-            "too old for every PyTorch",
-        ),
-        (here.check_driver, {"driver_version": CommandResult(0, "?")}, CheckLevel.FAIL, "too old for every PyTorch"),
-        (here.check_driver, {}, CheckLevel.WARN, "no NVIDIA driver"),
+        (here.check_gpu, {"name,": ran(0, NAMED), "apps": ran(0, "")}, OK, "NVIDIA L4"),
+        (here.check_gpu, {"name,": ran(0, NAMED * 2), "apps": ran(1)}, OK, "and 1 more"),
+        (here.check_gpu, {"name,": ran(0, NAMED), "apps": ran(0, "17\n[N/A]\n")}, WARN, "in use by 17"),
+        (here.check_gpu, {"lspci": ran(0, "3D controller: NVIDIA")}, FAIL, "no driver answers"),
+        (here.check_gpu, {"lspci": ran(0, "")}, WARN, "no NVIDIA GPU"),
+        (here.check_driver, {"driver_version": ran(0, "580.95.05\n580.95.05\n")}, OK, "driver 580.95.05"),
+        (here.check_driver, {"driver_version": ran(0, "550.1")}, WARN, "older PyTorch"),
+        (here.check_driver, {"driver_version": ran(0, "470.1")}, FAIL, "too old for every PyTorch"),
+        (here.check_driver, {"driver_version": ran(0, "?")}, FAIL, "too old for every PyTorch"),
+        (here.check_driver, {}, WARN, "no NVIDIA driver"),
     ],
 )
 def test_a_host_is_judged_by_what_its_commands_say(
@@ -611,7 +568,7 @@ def test_a_host_is_judged_by_what_its_commands_say(
 ) -> None:
     found = judged(check, replies)
     assert (found.level, says in found.why) == (level, True), found
-    assert bool(found.remedy) is (level is not CheckLevel.OK)
+    assert bool(found.remedy) is (level is not OK)
 
 
 def test_a_remedy_on_a_host_is_one_command_with_its_port() -> None:
