@@ -20,6 +20,7 @@ from startup.agent.clock import AgentClock, Patience
 from startup.agent.events import writer_name
 from startup.agent.logs import Log
 from tests.support.patience import PATIENCE_S
+from tests.unit.startup.bootstrapped import boot
 from tests.unit.startup.cloud import RUN, VM, Cloud
 from tests.unit.startup.conducted import Conducted, cloud_for, ended, environ
 from tests.unit.startup.machine import CASES, Machine, payload, run_spec
@@ -234,8 +235,7 @@ def test_every_event_of_a_vm_is_an_event_of_the_client_under_the_same_name(
 ) -> None:
     with Cloud(run_spec(script), payload()) as cloud:
         cloud.clock_ahead_s = 100
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         names = [name for name in cloud.objects if "/events/" in name]
         assert names
         for name in names:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import await_truth
-from tests.unit.startup.bootstrapped import assert_left_properly, cloud_for
+from tests.unit.startup.bootstrapped import assert_left_properly, boot, cloud_for
 from tests.unit.startup.cloud import BUCKET, INSTANCE, RUN, Cloud
 from tests.unit.startup.machine import CASES, SCRIPT, Machine, payload, run_spec, stub
 
@@ -44,8 +44,7 @@ def test_a_bucket_that_never_answers_does_not_keep_the_vm_alive(tmp_path: Path) 
 def test_a_bucket_back_after_the_agent_gave_up_gets_its_own_last_word(tmp_path: Path) -> None:
     with cloud_for(timing={"storage_patience_s": 0.2}, limits={"finish": 0.4}) as cloud:
         cloud.fail("uploadType=multipart", status=503, times=1e9)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "failed")
         assert cloud.said("diagnosed")[0]["cause"] == "storage_unreachable"
         assert "vm_exiting" not in cloud.kinds()
@@ -53,22 +52,19 @@ def test_a_bucket_back_after_the_agent_gave_up_gets_its_own_last_word(tmp_path: 
 
 def test_after_a_reboot_a_finished_run_only_deletes_its_vm(tmp_path: Path) -> None:
     with cloud_for() as cloud:
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         before = list(cloud.journal)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert cloud.journal == [*before, "DELETE instance"]
 
 
 def test_a_run_that_a_reboot_interrupted_begins_again_and_keeps_what_it_had(tmp_path: Path) -> None:
     with cloud_for({"measure": [{"healthy": 1}, {"hang": 1}]}) as cloud:
-        with Machine(cloud, tmp_path) as machine:
+        with Machine(cloud, tmp_path):
             await_truth(lambda: len(cloud.said("case_measured")) == 2)
         assert cloud.deleted == 0
         cloud.metadata["instance/attributes/bench-run"] = json.dumps(run_spec())
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "succeeded")
         assert len(cloud.said("case_measured")) == 2, "a finished case is not measured again"
         sequence = [event["seq"] for event in cloud.events()]
@@ -98,8 +94,7 @@ def test_the_deletion_is_repeated_until_the_api_accepts_it(tmp_path: Path) -> No
     with cloud_for() as cloud:
         refused = cloud.fail("DELETE", status=503, times=3)
         cut = cloud.fail("DELETE", cut="before", times=2)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert (refused.fired, cut.fired) == (3, 2)
         assert_left_properly(cloud, "succeeded")
 
@@ -107,16 +102,14 @@ def test_the_deletion_is_repeated_until_the_api_accepts_it(tmp_path: Path) -> No
 def test_a_deletion_whose_answer_is_lost_is_not_taken_for_granted(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         cloud.fail("DELETE", cut="after")
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert cloud.deleted == 2
 
 
 def test_a_vm_that_is_already_gone_has_nothing_left_to_delete(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         fault = cloud.fail("DELETE", status=404, times=9)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert fault.fired == 1
 
 
@@ -125,8 +118,7 @@ def test_the_last_resort_comes_only_after_the_api_has_refused_every_time(tmp_pat
     env = {"BENCH_DELETE_TRIES": "3", "BENCH_LAST_RESORT": str(resort)}
     with cloud_for() as cloud:
         fault = cloud.fail("DELETE", status=403, times=1e9)
-        with Machine(cloud, tmp_path, **env) as machine:
-            machine.wait()
+        boot(cloud, tmp_path, **env)
         assert fault.fired == 3
         assert (tmp_path / "shut-down").exists()
 
@@ -150,8 +142,7 @@ def test_a_machine_that_only_stands_in_for_a_vm_is_never_shut_down(tmp_path: Pat
     with cloud_for() as cloud:
         cloud.fail("DELETE", status=403, times=1e9)
         stub(tmp_path / "bin", "shutdown", f"touch {tmp_path}/shut-down")
-        with Machine(cloud, tmp_path, BENCH_DELETE_TRIES="2") as machine:
-            machine.wait()
+        boot(cloud, tmp_path, BENCH_DELETE_TRIES="2")
         assert not (tmp_path / "shut-down").exists()
 
 
@@ -213,8 +204,7 @@ def test_metadata_is_data_whatever_characters_it_has(tmp_path: Path) -> None:
 def test_a_spec_that_is_missing_or_broken_still_ends_in_a_deletion(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         cloud.metadata["instance/attributes/bench-run"] = "{"
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert cloud.journal == ["DELETE instance"]
 
 
@@ -231,8 +221,7 @@ def test_a_metadata_server_that_is_late_is_waited_for(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         cloud.fail("instance/name", status=503, times=2)
         cloud.fail("attributes/bench-run", cut="before", times=2)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "succeeded")
 
 
@@ -241,8 +230,7 @@ def test_pretty_printed_metadata_is_read_too(tmp_path: Path) -> None:
         for name in ("bench-run", "bench-payload", "bench-endpoints"):
             key = "instance/attributes/" + name
             cloud.metadata[key] = json.dumps(json.loads(cloud.metadata[key]), indent=4, sort_keys=True)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "succeeded")
 
 
@@ -276,8 +264,7 @@ def test_a_payload_is_the_one_it_should_be_whatever_its_folder_is_called(tmp_pat
 def test_a_payload_that_is_not_there_is_named(tmp_path: Path) -> None:
     with cloud_for() as cloud:
         del cloud.objects[f"payloads/{cloud.sha256}.tar.gz"]
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "failed")
         assert cloud.said("diagnosed")[0]["cause"] == "payload_missing"
         assert sum("alt=media" in line for line in cloud.requests) == 1, "what is not there is not asked for again"
@@ -294,8 +281,7 @@ def test_a_payload_that_is_no_archive_is_named(tmp_path: Path) -> None:
 def test_a_download_is_repeated_until_it_works(tmp_path: Path, what: dict[str, object]) -> None:
     with cloud_for() as cloud:
         fault = cloud.fail("alt=media", times=3, **what)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "succeeded")
         assert fault.fired == 3
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.support.patience import PATIENCE_S, await_truth
-from tests.unit.startup.bootstrapped import assert_left_properly, cloud_for
+from tests.unit.startup.bootstrapped import assert_left_properly, boot, cloud_for
 from tests.unit.startup.machine import Machine
 
 
@@ -32,8 +32,7 @@ def test_events_that_a_killed_agent_could_not_deliver_are_delivered_by_the_boots
                 cloud.fail("uploadType=multipart", status=503, times=1e9)
 
         cloud.on_stored = agent_is_cut_off
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "failed")
         vm = [event for event in cloud.events() if event["writer"].startswith("vm-1-")]
         assert [event["seq"] for event in vm] == list(range(1, len(vm) + 1)), "no event is missing"
@@ -66,8 +65,7 @@ def test_the_watchdog_kills_an_agent_that_no_longer_listens_and_never_the_script
 def test_a_deadline_that_passes_during_the_download_ends_the_run_too(tmp_path: Path) -> None:
     with cloud_for(deadline_s=2) as cloud:
         cloud.fail("alt=media", until=cloud.closing, times=9)
-        with Machine(cloud, tmp_path) as machine:
-            machine.wait()
+        boot(cloud, tmp_path)
         assert_left_properly(cloud, "timed_out")
         assert cloud.said("diagnosed")[0]["cause"] == "deadline"
 

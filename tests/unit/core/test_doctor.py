@@ -117,10 +117,8 @@ def test_every_check_comes_after_what_it_needs_and_has_a_name_of_its_own() -> No
 
 
 def test_credentials_are_there_or_the_login_is_named() -> None:
-    assert (
-        project.check_credentials(Identity("a login", "user:ada@example.com"), "").why
-        == "a login of user:ada@example.com"
-    )
+    ada = project.check_credentials(Identity("a login", "user:ada@example.com"), "")
+    assert ada.why == "a login of user:ada@example.com"
     assert project.check_credentials(Identity("a login"), "").level is OK
     assert project.check_credentials(None, "none").remedy == "gcloud auth application-default login"
 
@@ -155,17 +153,15 @@ def test_permissions_are_counted_and_those_to_look_matter_less() -> None:
     assert verdict(project.check_roles, {path: good(permissions=every)}).level is OK
     blind = verdict(project.check_roles, {path: good(permissions=list(permission_names(LAUNCHER)))})
     assert (blind.level, "compute.routers.list" in blind.why) == (WARN, True)
-    alone = verdict(
-        project.check_roles, {path: good(permissions=[name for name in every if name != "batch.jobs.create"])}
-    )
+    without_jobs = [name for name in every if name != "batch.jobs.create"]
+    alone = verdict(project.check_roles, {path: good(permissions=without_jobs)})
     assert (alone.level, alone.why) == (WARN, "enough to launch; missing for fleets on Batch: batch.jobs.create")
     short = [name for name in every if name != "compute.subnetworks.useExternalIp"]
     lacking = verdict(project.check_roles, {path: good(permissions=short)})
     assert lacking.level is FAIL
     assert lacking.remedy == "bench init --project proj-1 --bucket my-bench --launcher user:ada@example.com"
-    assert (
-        verdict(project.check_roles, {path: good(permissions=short)}, replace(SUBJECT, external_ip=False)).level is OK
-    )
+    inward = replace(SUBJECT, external_ip=False)
+    assert verdict(project.check_roles, {path: good(permissions=short)}, inward).level is OK
 
 
 def test_apis_that_are_not_listed_are_off() -> None:
@@ -185,10 +181,8 @@ def test_the_clock_is_held_against_any_answer_that_has_a_date() -> None:
     assert [at(skew).level for skew in (0.4, -4, 30, -61, None)] == [OK, OK, WARN, FAIL, WARN]
     assert "30 s behind" in at(30).why
     assert "61 s ahead" in at(-61).why
-    assert (
-        "server's"
-        in verdict(project.check_clock, {"/": RestAnswer(200, skew_s=0)}, replace(SUBJECT, embedded=True)).why
-    )
+    embedded = replace(SUBJECT, embedded=True)
+    assert "server's" in verdict(project.check_clock, {"/": RestAnswer(200, skew_s=0)}, embedded).why
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------
@@ -200,9 +194,8 @@ def test_a_bucket_on_another_continent_is_worse_than_one_in_another_region() -> 
     assert (found.level, "continent" in found.why) == (WARN, False)
     assert "continent" in verdict(project.check_bucket, {"/b/": good(location="ASIA")}, near).why
     assert verdict(project.check_bucket, {"/b/": good(location="US")}, near).steps
-    assert verdict(project.check_bucket, {"/b/": refusal(403)}, near).remedy.endswith(
-        "--role=roles/storage.legacyBucketReader"
-    )
+    hidden = verdict(project.check_bucket, {"/b/": refusal(403)}, near)
+    assert hidden.remedy.endswith("--role=roles/storage.legacyBucketReader")
 
 
 HARMFUL = {
@@ -259,11 +252,8 @@ def test_a_gpu_that_nobody_asked_for_and_that_cannot_be_had_is_a_warning() -> No
     h100 = find_gpu("h100")
     assert h100 is not None
     only_spot = good(items=[region("us-central1", PREEMPTIBLE_NVIDIA_H100_GPUS=1)])
-    where = replace(narrow, gpus=(h100,))
-    assert (
-        verdict(capacity.of_gpu(h100), {"/regions": only_spot}, where).why
-        == "spot and flex-start in 1 of 1 region (us-central1)"
-    )
+    found = verdict(capacity.of_gpu(h100), {"/regions": only_spot}, replace(narrow, gpus=(h100,)))
+    assert found.why == "spot and flex-start in 1 of 1 region (us-central1)"
 
 
 def test_a_project_that_lists_no_limit_on_all_gpus_is_a_warning() -> None:
@@ -414,15 +404,10 @@ def test_a_network_must_have_a_subnet_where_machines_are_asked_for() -> None:
 
 def test_a_shared_network_is_looked_for_in_the_project_that_owns_it() -> None:
     shared = replace(SUBJECT, network="projects/host-1/global/networks/common")
-    assert (
-        lead(machine.check_network, shared, reply={}).asked[0].path
-        == "/compute/v1/projects/host-1/global/networks/common"
-    )
-    assert (
-        lead(machine.check_network, replace(SUBJECT, network="common"), reply={})
-        .asked[0]
-        .path.endswith("proj-1/global/networks/common")
-    )
+    first = lead(machine.check_network, shared, reply={}).asked[0]
+    assert first.path == "/compute/v1/projects/host-1/global/networks/common"
+    first = lead(machine.check_network, replace(SUBJECT, network="common"), reply={}).asked[0]
+    assert first.path.endswith("proj-1/global/networks/common")
 
 
 def test_without_an_address_a_machine_needs_a_way_to_google_and_one_to_the_internet() -> None:
@@ -473,16 +458,9 @@ def test_the_folder_the_files_and_the_prices_are_judged() -> None:
 def test_the_embedded_cloud_the_compiler_and_torch_matter_where_they_are_used() -> None:
     levels = {state: here.check_embedded(here.Embedded(state)).level for state in ("up", "down", "old", "stale")}
     assert levels == {"up": OK, "down": OK, "old": WARN, "stale": WARN}
-    assert [here.check_compiler(path, uses).level for path, uses in (("/g++", True), ("", True), ("", False))] == [
-        OK,
-        FAIL,
-        OK,
-    ]
-    assert [here.check_torch(version, uses, "2").level for version, uses in (("2", True), ("", True), ("", False))] == [
-        OK,
-        WARN,
-        OK,
-    ]
+    there, missing, unused = ("2", True), ("", True), ("", False)
+    assert [here.check_compiler(*state).level for state in (there, missing, unused)] == [OK, FAIL, OK]
+    assert [here.check_torch(*state, "2").level for state in (there, missing, unused)] == [OK, WARN, OK]
 
 
 @pytest.mark.parametrize(
@@ -614,20 +592,13 @@ def test_an_api_that_is_off_is_told_from_a_right_that_is_missing() -> None:
 
 
 def test_every_page_of_a_list_is_read_and_lists_over_places_are_joined() -> None:
-    flat = lead(
-        list_all_pages,
-        RestRequest("compute", "GET", "/l"),
-        reply={"/l": [good(items=[1], nextPageToken="t"), good(items=[2]), good()]},
-    )
+    def listed(*answers: RestAnswer) -> Any:
+        return lead(list_all_pages, RestRequest("compute", "GET", "/l"), reply={"/l": list(answers)})
+
+    flat = listed(good(items=[1], nextPageToken="t"), good(items=[2]), good())
     assert flat.result.document == {"items": [1, 2]}
     assert flat.asked[1].query == {"pageToken": "t"}
-    scoped = lead(
-        list_all_pages,
-        RestRequest("compute", "GET", "/l"),
-        reply={"/l": [good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2})]},
-    )
+    scoped = listed(good(items={"a": 1}, nextPageToken="t"), good(items={"b": 2}))
     assert scoped.result.document == {"items": {"a": 1, "b": 2}}
-    assert lead(list_all_pages, RestRequest("compute", "GET", "/l"), reply={"/l": good()}).result.document == {
-        "items": []
-    }
-    assert lead(list_all_pages, RestRequest("compute", "GET", "/l"), reply={"/l": refusal(403)}).result.status == 403
+    assert listed(good()).result.document == {"items": []}
+    assert listed(refusal(403)).result.status == 403

@@ -75,29 +75,28 @@ def test_a_vm_that_never_boots_runs_until_its_deadline_and_says_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("at", "last"),
+    ("fault", "last", "end"),
     [
-        ({"phase": "measure"}, "phase_started"),
-        ({"case": 2}, "case_started"),
-        ({"seconds": 90}, "case_started"),
+        ({"fault": "preempt", "at": {"phase": "measure"}, "notice_s": 0}, "phase_started", "preemption"),
+        ({"fault": "preempt", "at": {"case": 2}, "notice_s": 0}, "case_started", "preemption"),
+        ({"fault": "preempt", "at": {"seconds": 90}, "notice_s": 0}, "case_started", "preemption"),
+        ({"fault": "preempt", "at": {"case": 1}, "notice_s": 20}, "preempted", "preemption"),
+        ({"fault": "hang", "at": {"case": 2}}, "case_started", "deadline"),
+        ({"fault": "kill", "at": {"case": 2}, "target": "harness"}, "finished", "vm"),
+        ({"fault": "kill", "at": {"case": 2}, "target": "agent"}, "finished", "vm"),
     ],
+    ids=["phase", "case", "seconds", "with notice", "hung", "harness killed", "agent killed"],
 )
-def test_a_preemption_without_notice_comes_at_its_moment(tmp_path: Path, at: dict[str, Any], last: str) -> None:
-    with Stage(tmp_path, working, weather=forecast({"fault": "preempt", "at": at, "notice_s": 0})) as stage:
+def test_what_befalls_a_vm_comes_at_its_moment_and_once(
+    tmp_path: Path, fault: dict[str, Any], last: str, end: str
+) -> None:
+    with Stage(tmp_path, working, weather=forecast(fault)) as stage:
         stage.run_vm()
-        stage.advance(600)
+        stage.advance(2000)
         assert objects(stage)[-1] == last
-        assert ended_by(stage) == ["preemption"]
-        assert stage.cloud.weather.fired("preempt") == 1
+        assert ended_by(stage) == [end]
+        assert stage.cloud.weather.fired(fault["fault"]) == 1
         assert stage.cloud.weather.document()["faults"][0]["victims"] == [NAME]
-
-
-def test_a_preemption_with_notice_lets_the_vm_say_its_last_word(tmp_path: Path) -> None:
-    with Stage(tmp_path, working, weather=forecast({"fault": "preempt", "at": {"case": 1}, "notice_s": 20})) as stage:
-        stage.run_vm()
-        stage.advance(600)
-        assert objects(stage)[-1] == "preempted"
-        assert ended_by(stage) == ["preemption"]
 
 
 def test_two_preemptions_befall_two_attempts_in_turn(tmp_path: Path) -> None:
@@ -117,24 +116,6 @@ def test_a_lost_vm_is_gone_with_no_operation(tmp_path: Path, at: dict[str, Any])
         assert ended_by(stage) == ["lost"]
         kinds = {operation["operationType"] for operation in stage.rest.get(f"/zones/{ZONE}/operations")["items"]}
         assert kinds == {"insert"}
-
-
-def test_a_hung_vm_says_nothing_more_and_ends_at_its_deadline(tmp_path: Path) -> None:
-    with Stage(tmp_path, working, weather=forecast({"fault": "hang", "at": {"case": 2}})) as stage:
-        stage.run_vm()
-        stage.advance(2000)
-        assert objects(stage)[-1] == "case_started"
-        assert ended_by(stage) == ["deadline"]
-        assert stage.cloud.weather.fired("hang") == 1
-
-
-@pytest.mark.parametrize("target", ["harness", "agent"])
-def test_a_killed_process_is_noticed_by_the_script(tmp_path: Path, target: str) -> None:
-    with Stage(tmp_path, working, weather=forecast({"fault": "kill", "at": {"case": 2}, "target": target})) as stage:
-        stage.run_vm()
-        stage.advance(600)
-        assert objects(stage)[-1] == "finished"
-        assert ended_by(stage) == ["vm"]
 
 
 def test_a_strike_waits_until_there_is_something_to_strike(tmp_path: Path) -> None:

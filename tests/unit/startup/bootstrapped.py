@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.unit.startup.cloud import Cloud
-from tests.unit.startup.machine import payload, run_spec
+from tests.unit.startup.machine import Machine, payload, run_spec
 
 TERMINAL = {"finished", "vm_exiting"}
 
 
 def cloud_for(*args: object, **spec: object) -> Cloud:
     return Cloud(run_spec(*args, **spec), payload())  # type: ignore[arg-type]
+
+
+def boot(cloud: Cloud, home: Path, **env: str) -> int:
+    """Boot a machine, wait for the end of its script, and return the exit code."""
+    with Machine(cloud, home, **env) as machine:
+        return machine.wait()
 
 
 def assert_left_properly(cloud: Cloud, outcome: str) -> None:
