@@ -13,15 +13,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BELOW_API = {
-    "core",
-    "ports",
-    "store",
-    "runs",
-    "wiring",
-    "analysis",
-    "report",
-}
+BELOW_API = {"core", "ports", "store", "runs", "wiring", "analysis", "report"}
 MAY_IMPORT = {
     "core": set(),
     "embedded": set(),

@@ -18,12 +18,7 @@ from orchestrator.adapters.google.compute import GoogleCloud
 from orchestrator.adapters.google.credentials import Bearer
 from orchestrator.adapters.google.rest import Rest, endpoints
 from orchestrator.adapters.google.storage import GoogleBucket
-from orchestrator.core.doctor.project import (
-    ASSUMPTIONS,
-    Rehearsal,
-    judge_rehearsal,
-    read_rehearsal,
-)
+from orchestrator.core.doctor.project import ASSUMPTIONS, Rehearsal, judge_rehearsal, read_rehearsal
 from orchestrator.core.doctor.project import check_rehearsal as check
 from orchestrator.core.doctor.verdicts import CheckLevel, Subject
 from orchestrator.core.errors import BudgetExceeded

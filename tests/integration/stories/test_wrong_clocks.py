@@ -42,11 +42,7 @@ def wrong(stage: Stage, off: timedelta, said: list[str] | None = None) -> World:
     local = WrongClock(stage.timeline, off)
     key = Bearer(stage.cloud.token)
     bucket = GoogleBucket(
-        stage.cloud.bucket,
-        endpoint=stage.cloud.storage_url,
-        credentials=key,
-        patience_s=PATIENCE_S,
-        clock=local,
+        stage.cloud.bucket, endpoint=stage.cloud.storage_url, credentials=key, patience_s=PATIENCE_S, clock=local
     )
     clock = ServerClock(local, bucket.offset, (said if said is not None else []).append)
     google = GoogleCloud(project=stage.cloud.project, endpoint=stage.cloud.compute_url, credentials=key, clock=clock)

@@ -13,14 +13,7 @@ from kernels.attention.cuda.ways.hopper_kernels import NARROW_SHAPES, SHAPES, Ho
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single_shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
-from tests.kernels.cuda.hopper_runner import (
-    RELEASING,
-    SHUFFLED,
-    WAITING,
-    HopperProgram,
-    Schedule,
-    compile_hopper,
-)
+from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
