@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -283,12 +282,6 @@ def test_every_module_of_the_cuda_kernel_that_no_caller_meets_is_in_a_package() 
     assert met == CUDA_MET
     folders = {path.parent.name for path in (ROOT / CUDA).glob("*/*.py")}
     assert folders == {*CUDA_PACKAGES, "campaign"}
-
-
-def test_the_agent_needs_the_standard_library_only() -> None:
-    for path in (ROOT / "startup" / "agent").rglob("*.py"):
-        outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"startup", ""}
-        assert not outside, f"{path}: {outside}"
 
 
 LONGEST = 600

@@ -39,6 +39,7 @@ MISTAKES = [
     ("report last --format svgg", 2, "--format svgg: expected svg, png or pdf", ""),
     ("compare a b --fail-on x", 2, "'x' is not one of 'regression', 'inconclusive', 'never'", "`bench compare --help`"),
     ("launch", 2, "no GPU and no configuration given", "`bench launch --gpu l4|"),
+    ("launch --gpu l4 --set machine.type=n1-standard-4", 2, "machine.type: n1-standard-4 carries NVIDIA T4", KEYS),
     ("launch --set measure.repeat=5", 2, "measure.repeat: unknown key; did you mean 'repeats'?", KEYS),
     ("plan --gpu l4 --set machine.machine_types=x", 2, "did you mean 'type'?", KEYS),
     ("plan --gpu l4 --set measure.repeats=x", 2, "measure.repeats: expected a whole number, got 'x'", KEYS),
@@ -155,7 +156,9 @@ def test_a_mistake_is_told_where_it_is_with_what_to_do(
     for name, text in FILES.items():
         if name in command:
             Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    lines = bench(*command.split(), code=code).err.splitlines()
+    ran = bench(*command.split(), code=code)
+    assert (ran.out, bench.control("/control/bill")["rows"]) == ("", [])
+    lines = ran.err.splitlines()
     assert len(lines) == (2 if remedy else 1), lines
     assert lines[0].startswith("error: ")
     assert message in lines[0]

@@ -13,7 +13,7 @@ from orchestrator.core.run.decide import Observation
 from orchestrator.core.run.fold import Phase, Run
 from orchestrator.core.run.orphans import Orphan
 from orchestrator.core.run.slots import Slot
-from orchestrator.core.run.status import advise_keeping, cold_starts, status_line
+from orchestrator.core.run.status import status_line
 from orchestrator.runs.engine import Engine
 from orchestrator.runs.launch import LaunchContext, RunOrder, begin_launch
 from orchestrator.runs.reap import survey_machines
@@ -262,21 +262,6 @@ def test_a_machine_whose_deadline_is_near_is_not_taken_over(home: Path) -> None:
         assert run.taken is None
         stage.look_after()
         assert_books_balance(stage)
-
-
-def test_the_advice_is_to_keep_until_waiting_has_cost_what_a_cold_start_costs(home: Path) -> None:
-    with staged(home, kept_vm()) as stage:
-        first = keep(stage)
-        line = status_line(first, stage.timeline.now())
-        cold = cold_starts([line], "l4", "gce")
-        assert cold is not None
-        assert cold.runs == 1
-        assert cold.billed_s <= cold.seconds
-        early = advise_keeping(first, cold, stage.timeline.now())
-        later = advise_keeping(first, cold, stage.timeline.now() + timedelta(seconds=cold.billed_s + 1))
-        assert early is not None
-        assert later is not None
-        assert (early.verdict, later.verdict) == ("keep", "stop")
 
 
 def test_a_run_on_a_machine_that_is_not_kept_leaves_no_slot(home: Path) -> None:
