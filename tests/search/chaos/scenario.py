@@ -156,7 +156,7 @@ class Scenario:
             clients = tuple(client for client in self.clients if client.run == 0)
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
-        names = (
+        names = [
             "attempts",
             "cases",
             "temper",
@@ -167,12 +167,9 @@ class Scenario:
             "keep",
             "flexible",
             "midnight_s",
-        )
-        found += [
-            replace(self, **{name: getattr(plain, name)})
-            for name in names
-            if getattr(self, name) != getattr(plain, name)
         ]
+        other = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        found += [replace(self, **{name: getattr(plain, name)}) for name in other]
         return found
 
 

@@ -40,11 +40,8 @@ def test_a_machine_in_the_queue_is_accepted_before_it_runs(polls: int) -> None:
     with compute(polls=polls, queue=True) as (_script, server, ours):
         answer = ours.insert(FLEX)
         assert isinstance(answer, Accepted)
-        assert (answer.instance.status, answer.instance.started_at, answer.instance.preemptible) == (
-            "PENDING",
-            None,
-            False,
-        )
+        vm = answer.instance
+        assert (vm.status, vm.started_at, vm.preemptible) == ("PENDING", None, False)
         assert server.sent("POST", "/instances")[0].json == GOLDEN_FLEX
         assert len(server.sent("GET", "/instances")) <= 2
 
@@ -69,10 +66,7 @@ def test_an_insert_whose_answer_is_lost_makes_exactly_one_vm(trouble: Answer) ->
         assert {request.query["requestId"] for request in sent} == {L4.request_id}
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [Drop(), google_error(500, "oops"), google_error(503, "later")],
-)
+@pytest.mark.parametrize("trouble", [Drop(), google_error(500, "oops"), google_error(503, "later")])
 def test_a_passing_trouble_is_waited_out_on_the_clock(trouble: Answer) -> None:
     clock = SimulatedClock()
     with scripted_server(Compute(before=[trouble, trouble])) as server:
@@ -166,11 +160,8 @@ def test_an_operation_that_lacks_a_right_is_raised() -> None:
 
 
 def test_a_request_at_fault_is_refused_for_all_zones() -> None:
-    with compute(before=[google_error(400, "Invalid value for field 'resource.name'", "invalid")]) as (
-        _s,
-        _server,
-        ours,
-    ):
+    invalid = google_error(400, "Invalid value for field 'resource.name'", "invalid")
+    with compute(before=[invalid]) as (_script, _server, ours):
         answer = ours.insert(L4)
         assert isinstance(answer, CloudRefusal)
         assert answer.scope == "all"

@@ -65,10 +65,8 @@ def test_every_file_with_a_custom_kernel_is_a_submission_and_shared_files_come_a
     sent = gather_files(problem)
     assert {"own/utils.py", "own/reference.py", "own/helpers.py", "own/task.yml"} <= set(sent)
     described = json.loads(sent["own.json"])
-    assert described["submissions"] == {
-        "submission": "submission.py",
-        "solutions_submission": "solutions/submission.py",
-    }
+    files = {"submission": "submission.py", "solutions_submission": "solutions/submission.py"}
+    assert described["submissions"] == files
     assert described["tests"] == [{"size": 7, "mode": "odd"}]
     assert not any("not measured" in note for note in read_workload(problem).notes)
     assert "seed" not in sent["own.json"].decode(), "whoever measures draws seeds of its own"
@@ -126,9 +124,8 @@ def test_a_shared_file_that_is_no_source_is_never_sent(problem: Path) -> None:
 
 
 def test_an_argument_that_only_some_cases_have_is_an_axis_that_is_empty_elsewhere() -> None:
-    read = parse_task(
-        TASK.replace("{size: 7, mode: odd, seed: 1}", "{size: 7, mode: even, fill: ones, seed: 1}"), "task.yml"
-    )
+    filled = TASK.replace("{size: 7, mode: odd, seed: 1}", "{size: 7, mode: even, fill: ones, seed: 1}")
+    read = parse_task(filled, "task.yml")
     assert read.tests == ({"size": 7, "mode": "even", "fill": "ones"},)
     assert read.cases[0] == {"size": 64, "mode": "even", "fill": None}
     assert read.case_ids == ("size64-modeeven", "size128-modeeven"), "an absent argument is not part of the id"
@@ -238,14 +235,8 @@ MINE = {
 
 def workload(m: int, uuid: str, **inputs: Any) -> str:
     given = {"x": {"type": "random"}, "by": {"type": "scalar", "value": 2.0}, **inputs}
-    return json.dumps(
-        {
-            "definition": "scale_n4",
-            "solution": None,
-            "workload": {"uuid": uuid, "axes": {"M": m}, "inputs": given},
-            "evaluation": None,
-        }
-    )
+    posed = {"uuid": uuid, "axes": {"M": m}, "inputs": given}
+    return json.dumps({"definition": "scale_n4", "solution": None, "workload": posed, "evaluation": None})
 
 
 def texts(**changes: str) -> dict[str, str]:
@@ -296,10 +287,8 @@ def test_several_definitions_are_an_axis_and_lone_ones_get_sizes_within_constrai
 def test_workloads_of_equal_sizes_are_told_apart_by_their_uuids() -> None:
     alike = "\n".join((workload(2, "aaaaaaaa-1"), workload(2, "bbbbbbbb-1")))
     traces = trace_set(texts(**{"workloads/scale_n4.jsonl": alike}))
-    assert [case.values for case in traces.cases] == [
-        {"M": 2, "workload": "aaaaaaaa"},
-        {"M": 2, "workload": "bbbbbbbb"},
-    ]
+    values = [case.values for case in traces.cases]
+    assert values == [{"M": 2, "workload": "aaaaaaaa"}, {"M": 2, "workload": "bbbbbbbb"}]
 
 
 def test_what_is_not_measured_of_a_set_is_named() -> None:

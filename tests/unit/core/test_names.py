@@ -97,14 +97,8 @@ def test_every_field_of_a_fact_that_names_something_has_a_type_of_names() -> Non
 @pytest.mark.parametrize("key", ["vm", "zone", "owner"])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_slot_with_a_name_that_is_none_is_no_slot(key: str, text: str) -> None:
-    slot = {
-        "schema": 1,
-        "state": "idle",
-        "vm": VM,
-        "zone": "us-central1-a",
-        "owner": RUN,
-        "idle_until": "2026-11-21T05:00:00Z",
-    }
+    names = {"vm": VM, "zone": "us-central1-a", "owner": RUN}
+    slot = {"schema": 1, "state": "idle", **names, "idle_until": "2026-11-21T05:00:00Z"}
     assert Slot.parse(json.dumps(slot).encode()) is not None
     assert Slot.parse(json.dumps(slot | {key: text}).encode()) is None
 

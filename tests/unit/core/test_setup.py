@@ -176,12 +176,8 @@ def test_a_bucket_is_near_its_own_region_or_those_of_its_continent() -> None:
     assert regions_near("us", zones) == ("us-central1", "northamerica-northeast1")
     assert regions_near("EUR4", zones) == ("europe-west4",)
     assert regions_near("asia", zones) == ()
-    assert [continent_of(place) for place in ("EU", "europe-west1", "northamerica-northeast1", "US")] == [
-        "europe",
-        "europe",
-        "us",
-        "us",
-    ]
+    continents = [continent_of(place) for place in ("EU", "europe-west1", "northamerica-northeast1", "US")]
+    assert continents == ["europe", "europe", "us", "us"]
 
 
 # The requests that a set-up sends.
@@ -198,31 +194,20 @@ def test_what_is_there_is_seen_and_what_may_not_be_seen_counts_as_not_there() ->
         "/serviceAccounts/": good(),
     }
     seen = lead(survey_project, WANTED, {"bucket": "b"}, reply=replies)
-    assert seen.result == Standing(
-        frozenset({"a"}),
-        {"location": "US"},
-        True,
-        {"benchMachine": frozenset({"x"})},
-        *[policy_grants(policy)] * 3,
-        {"bucket": "b"},
-    )
+    roles, grants = {"benchMachine": frozenset({"x"})}, [policy_grants(policy)] * 3
+    assert seen.result == Standing(frozenset({"a"}), {"location": "US"}, True, roles, *grants, {"bucket": "b"})
     assert lead(survey_project, WANTED, {}, reply=lambda _: refusal(403)).result == NOTHING
 
 
 def test_apis_are_enabled_when_the_operation_says_so() -> None:
     step = EnableApis("p", ("a",))
-    talk = lead(
-        take_step,
-        step,
-        reply={":batchEnable": good(name="operations/o"), "operations/o": [good(name="operations/o"), good(done=True)]},
-    )
+    begun = good(name="operations/o")
+    talk = lead(take_step, step, reply={":batchEnable": begun, "operations/o": [begun, good(done=True)]})
     assert (talk.result.good, len(talk.paused_s)) == (True, 2)
     failed = lead(take_step, step, reply={":batchEnable": good(done=True, error={"message": "billing"})})
     assert (failed.result.good, failed.result.message) == (False, "billing")
     assert lead(take_step, step, reply={":batchEnable": refusal(403)}).result.status == 403
-    for_ever = lead(
-        take_step, step, reply={":batchEnable": good(name="operations/o"), "operations/o": good(name="operations/o")}
-    )
+    for_ever = lead(take_step, step, reply={":batchEnable": begun, "operations/o": begun})
     assert sum(for_ever.paused_s) == 2 * sum(PAUSES_S)
 
 
@@ -233,9 +218,8 @@ def test_what_somebody_else_made_meanwhile_is_success() -> None:
     talk = lead(take_step, role, reply={"POST /v1/projects/p/roles": refusal(409), "PATCH": good()})
     assert (talk.result.good, talk.lines) == (True, ["POST /v1/projects/p/roles", "PATCH /v1/projects/p/roles/r"])
     assert lead(take_step, role, reply={"POST /v1/projects/p/roles": good()}).lines == ["POST /v1/projects/p/roles"]
-    assert lead(take_step, replace(role, exists=True), reply={"PATCH": good()}).lines == [
-        "PATCH /v1/projects/p/roles/r"
-    ]
+    talk = lead(take_step, replace(role, exists=True), reply={"PATCH": good()})
+    assert talk.lines == ["PATCH /v1/projects/p/roles/r"]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +244,8 @@ def test_a_grant_is_read_changed_and_written_again_when_the_policy_changed_meanw
     assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(403)}).result.status == 403
     assert lead(take_step, step, reply={read: good(etag="e"), write: refusal(409)}).result.status == 409
     for nothing in (good(), good(etag=""), good(bindings=[{"role": "r", "members": []}])):
-        talk = lead(
-            take_step, step, reply={read: nothing, write: good()}
-        )  # written, it would take the place of all others'
+        # written, it would take the place of all others'
+        talk = lead(take_step, step, reply={read: nothing, write: good()})
         assert (talk.lines, talk.result.good, "none is written" in talk.result.message) == ([read], False, True)
 
 
@@ -343,13 +326,8 @@ def ran(script: str, folder: Path) -> list[list[str]]:
     program.chmod(0o755)
     shutil.copy(program, folder / "bench")
     path = f"{folder}:{os.environ['PATH']}"
-    subprocess.run(
-        ["bash", "-euc", script],
-        check=True,
-        env={"PATH": path, "TMPDIR": str(folder)},
-        stdin=subprocess.DEVNULL,
-        timeout=600,
-    )
+    environment = {"PATH": path, "TMPDIR": str(folder)}
+    subprocess.run(["bash", "-euc", script], check=True, env=environment, stdin=subprocess.DEVNULL, timeout=600)
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 

@@ -150,9 +150,8 @@ def test_a_preempted_vm_is_told_shut_down_and_gone_and_the_operation_log_says_so
         assert [(what, round(when - began)) for what, when in seen] == [("preempted", 1), ("shut down", 30)]
         assert stage.rest.instance() is None
         assert stage.only_row().ended_by == "preemption"
-        listed = stage.rest.get(
-            f"/zones/{ZONE}/operations", filter=f'operationType="{PREEMPTED}" AND targetId={instance["id"]}'
-        )
+        wanted = f'operationType="{PREEMPTED}" AND targetId={instance["id"]}'
+        listed = stage.rest.get(f"/zones/{ZONE}/operations", filter=wanted)
         (operation,) = listed["items"]
         assert operation["status"] == "DONE"
         assert operation["statusMessage"] == "Instance was preempted."
@@ -220,15 +219,9 @@ def test_an_attached_gpu_shows_on_the_instance_and_a_standard_vm_may_migrate(tmp
         (attached,) = stage.rest.instance("bench-t4-1")["guestAccelerators"]
         assert attached["acceleratorType"].endswith(f"/zones/{ZONE}/acceleratorTypes/nvidia-tesla-t4")
         assert attached["acceleratorCount"] == 2
-        stage.rest.insert(
-            insert_body(
-                "plain",
-                machine="e2-standard-4",
-                scheduling={},
-                serviceAccounts=None,
-                networkInterfaces=[{"network": "global/networks/default"}],
-            )
-        )
+        inward = [{"network": "global/networks/default"}]
+        bare = {"scheduling": {}, "serviceAccounts": None, "networkInterfaces": inward}
+        stage.rest.insert(insert_body("plain", machine="e2-standard-4", **bare))
         plain = stage.rest.instance("plain")
         assert plain["scheduling"]["onHostMaintenance"] == "MIGRATE"
         assert not {"guestAccelerators", "serviceAccounts"} & set(plain)
@@ -276,12 +269,10 @@ def test_a_stopped_instance_keeps_its_disk_and_runs_again(tmp_path: Path) -> Non
         name = stage.run_vm()
         at = f"/zones/{ZONE}/instances/{name}"
         stage.advance(100)
-        status, operation = stage.rest.call("POST", f"{at}/stop", requestId="c0ffee00-0000-4000-8000-000000000001")
+        stops = [stage.rest.call("POST", f"{at}/stop", requestId=f"c0ffee00-0000-4000-8000-{1:012}") for _ in range(2)]
+        status, operation = stops[0]
         assert (status, operation["operationType"]) == (200, "stop")
-        assert (
-            stage.rest.call("POST", f"{at}/stop", requestId="c0ffee00-0000-4000-8000-000000000001")[1]["id"]
-            == operation["id"]
-        )
+        assert stops[1][1]["id"] == operation["id"]
         stage.advance(60)
         stopped = stage.rest.instance(name)
         assert stopped["status"] == "TERMINATED"

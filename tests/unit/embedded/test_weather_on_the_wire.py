@@ -37,11 +37,8 @@ def test_a_fault_may_name_its_own_reason_and_message(tmp_path: Path) -> None:
     fault = {"fault": "http", "status": 403, "reason": "rateLimitExceeded", "message": "slow down"}
     with Stage(tmp_path, weather=forecast(fault)) as stage:
         _, answer = stage.rest.call("GET", "/zones")
-        assert answer["error"]["errors"][0] == {
-            "domain": "global",
-            "message": "slow down",
-            "reason": "rateLimitExceeded",
-        }
+        told = {"domain": "global", "message": "slow down", "reason": "rateLimitExceeded"}
+        assert answer["error"]["errors"][0] == told
 
 
 def test_a_request_that_is_cut_off_was_not_done_and_one_whose_answer_is_lost_was(tmp_path: Path) -> None:
