@@ -55,18 +55,8 @@ def rules() -> str:
     """`--page details --csv`: a line for each metric, and one for each rule."""
     metric = ["0", KERNEL, "Occupancy", "Achieved Occupancy", "%", "12.3", "", "", "", "", ""]
     small = [
-        "0",
-        KERNEL,
-        "Occupancy",
-        "",
-        "",
-        "",
-        "Theoretical Occupancy",
-        "OPT",
-        "Registers limit it.",
-        "local",
-        "20.5",
-    ]
+        "0", KERNEL, "Occupancy", "", "", "", "Theoretical Occupancy", "OPT", "Registers limit it.", "local", "20.5",
+    ]  # fmt: skip
     large = ["0", KERNEL, "WarpStateStats", "", "", "", "CPIStall", "OPT", "Warps wait for loads.", "global", "41.7"]
     note = ["0", KERNEL, "SpeedOfLight", "", "", "", "SOLBottleneck", "INF", "Only a remark.", "", ""]
     return "\n".join(quoted(row) for row in (RULES, metric, small, large, note)) + "\n"

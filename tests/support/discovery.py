@@ -22,14 +22,9 @@ from urllib.parse import unquote
 
 DOCUMENTS = "discovery_cache/documents"
 OTHERS = (
-    "serviceusage.v1",
-    "cloudresourcemanager.v3",
-    "cloudresourcemanager.v1",
-    "iam.v1",
-    "cloudbilling.v1",
-    "storage.v1",
+    "serviceusage.v1", "cloudresourcemanager.v3", "cloudresourcemanager.v1", "iam.v1", "cloudbilling.v1", "storage.v1",
     "batch.v1",
-)
+)  # fmt: skip
 """The APIs around Compute Engine."""
 INTEGERS = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1)}
 QUOTED_INTEGERS = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}

@@ -18,34 +18,10 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = [
-    "run_id",
-    "vm",
-    "case_id",
-    "device",
-    "implementation",
-    "backend",
-    "dtype",
-    "batch",
-    "heads",
-    "kv_heads",
-    "seq_q",
-    "seq_k",
-    "head_dim",
-    "causal",
-    "regime",
-    "block",
-    "repeat",
-    "latency_us",
-    "sm_clock_mhz",
-    "mem_clock_mhz",
-    "power_w",
-    "temperature_c",
-    "throttle",
-    "max_abs_error",
-    "torch",
-    "started_at",
-    "skipped",
-]
+    "run_id", "vm", "case_id", "device", "implementation", "backend", "dtype", "batch", "heads", "kv_heads", "seq_q",
+    "seq_k", "head_dim", "causal", "regime", "block", "repeat", "latency_us", "sm_clock_mhz", "mem_clock_mhz",
+    "power_w", "temperature_c", "throttle", "max_abs_error", "torch", "started_at", "skipped",
+]  # fmt: skip
 SHAPE = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
 ROWS = 20
 BROKEN = Path(__file__).with_name("does_not_compile").exists()

@@ -28,18 +28,9 @@ MAY_IMPORT = {
 }
 """For each part of `orchestrator`, the parts that it may import."""
 PURE = {
-    "google",
-    "googleapiclient",
-    "fabric",
-    "rich",
-    "typer",
-    "requests",
-    "socket",
-    "subprocess",
-    "http",
-    "urllib",
+    "google", "googleapiclient", "fabric", "rich", "typer", "requests", "socket", "subprocess", "http", "urllib",
     "random",
-}
+}  # fmt: skip
 """What the core may never import: I/O, chance, clouds, terminals."""
 
 
@@ -255,17 +246,9 @@ CUDA = "kernels/attention/cuda"
 CUDA_PACKAGES = ("plan", "compile", "run", "ways", "backward", "calls")
 """Each imports from those before it, and `errors`; what callers meet lies above them all."""
 CUDA_MET = {
-    "__init__",
-    "compile_gradients",
-    "errors",
-    "explain",
-    "explaining",
-    "kernel",
-    "ladder",
-    "operator",
-    "paged",
+    "__init__", "compile_gradients", "errors", "explain", "explaining", "kernel", "ladder", "operator", "paged",
     "varlen",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("package", CUDA_PACKAGES)

@@ -58,13 +58,9 @@ def test_no_limit_is_one_that_a_slow_machine_reaches() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "Barrier(4, timeout=60)",
-        "process.wait(20)",
-        "thread.join(10)",
-        "run(command, timeout=30)",
-        "assert time.monotonic() - began < 5",
-        "assert time.monotonic() - began < 0.5",
+        "Barrier(4, timeout=60)", "process.wait(20)", "thread.join(10)", "run(command, timeout=30)",
+        "assert time.monotonic() - began < 5", "assert time.monotonic() - began < 0.5",
     ],
-)
+)  # fmt: skip
 def test_a_limit_that_is_too_short_is_found(line: str) -> None:
     assert [limit for _, limit in limits(ast.parse(line)) if TRIED_AGAIN_S < limit < LEAST_S]

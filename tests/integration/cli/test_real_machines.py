@@ -232,15 +232,8 @@ def test_a_payload_that_is_not_what_it_should_be_stops_the_machine(bench: Bench)
 
 def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_truth(bench: Bench, paced: Paced) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "orchestrator.cli",
-        "launch",
-        "--gpu",
-        "l4",
-        *SMALL,
-        *paced("environment"),
-    ]
+        sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", *SMALL, *paced("environment"),
+    ]  # fmt: skip
     client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert client.stdout is not None
     for line in client.stdout:
@@ -264,17 +257,9 @@ def test_a_client_that_is_killed_loses_nothing_and_another_process_sees_the_trut
 def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench, paced: Paced) -> None:
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
     command = [
-        "env",
-        "--default-signal=INT",
-        sys.executable,
-        "-m",
-        "orchestrator.cli",
-        "launch",
-        "--gpu",
-        "l4",
-        *SMALL,
+        "env", "--default-signal=INT", sys.executable, "-m", "orchestrator.cli", "launch", "--gpu", "l4", *SMALL,
         *paced("environment"),
-    ]
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert client.stdout is not None

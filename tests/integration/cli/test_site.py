@@ -57,14 +57,9 @@ def test_it_serves_what_the_bucket_holds_until_it_is_interrupted(bench: Bench, t
     run = store(bucket, 0)
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
     command = [
-        "env",
-        "--default-signal=INT",
-        str(Path(sys.executable).with_name("bench")),
-        "site",
-        "--out",
-        str(tmp_path / "s"),
-        "--serve",
-    ]
+        "env", "--default-signal=INT", str(Path(sys.executable).with_name("bench")), "site", "--out",
+        str(tmp_path / "s"), "--serve",
+    ]  # fmt: skip
     environment = os.environ | {"BENCH_HOME": str(bench.home), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -17,22 +17,8 @@ from tests.support.sshd import Sshd
 pytestmark = pytest.mark.usefixtures("cloud")
 
 TOOLS = (
-    "sh",
-    "bash",
-    "curl",
-    "tar",
-    "sha256sum",
-    "gzip",
-    "date",
-    "ls",
-    "cat",
-    "rm",
-    "mkdir",
-    "sleep",
-    "tee",
-    "sed",
-    "grep",
-)
+    "sh", "bash", "curl", "tar", "sha256sum", "gzip", "date", "ls", "cat", "rm", "mkdir", "sleep", "tee", "sed", "grep",
+)  # fmt: skip
 
 
 def path_of(folder: Path, *without: str) -> str:

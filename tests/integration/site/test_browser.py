@@ -42,15 +42,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kinds() -> list[str]:
     runs = [f"runs/{names(0)}.html", f"runs/{names(16, 't4')}.html", f"runs/{names(19)}.html"]
     return [
-        "index.html",
-        "cases/index.html",
-        f"cases/{CASE}.html",
-        "gpus.html",
-        "costs.html",
-        *runs,
-        "report.html",
+        "index.html", "cases/index.html", f"cases/{CASE}.html", "gpus.html", "costs.html", *runs, "report.html",
         "compare.html",
-    ]
+    ]  # fmt: skip
 
 
 SHOWN = "[...document.querySelectorAll('tbody tr')].filter(row => !row.hidden)"

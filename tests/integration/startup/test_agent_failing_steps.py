@@ -154,13 +154,10 @@ def unwritten(path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "act",
     [
-        unwritten("../../etc/passwd"),
-        unwritten("/etc/passwd"),
-        unwritten("nothing.json"),
-        fact("built", path="build.json"),
-        fact("planned", cases=3),
+        unwritten("../../etc/passwd"), unwritten("/etc/passwd"), unwritten("nothing.json"),
+        fact("built", path="build.json"), fact("planned", cases=3),
     ],
-)
+)  # fmt: skip
 def test_a_fact_that_breaks_the_contract_ends_the_run(tmp_path: Path, act: dict[str, Any]) -> None:
     with cloud_for({"build": [act]}) as cloud:
         assert Conducted(cloud, tmp_path).code == 1

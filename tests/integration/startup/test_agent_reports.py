@@ -34,26 +34,11 @@ def test_a_healthy_run_reports_every_fact_once_and_in_order(tmp_path: Path) -> N
         assert run.has_last_word
         phase = ["phase_started", "phase_finished"]
         assert cloud.kinds() == [
-            "vm_booted",
-            *phase,
-            "phase_started",
-            *["gate_passed"] * 3,
-            "environment_recorded",
-            "phase_finished",
-            "phase_started",
-            "kernel_built",
-            *["gate_passed"] * 2,
-            "phase_finished",
-            "phase_started",
-            "correctness_finished",
-            "phase_finished",
-            "phase_started",
-            "measurement_planned",
-            *["case_started", "case_measured"] * 2,
-            "phase_finished",
-            *phase,
-            "finished",
-        ]
+            "vm_booted", *phase, "phase_started", *["gate_passed"] * 3, "environment_recorded", "phase_finished",
+            "phase_started", "kernel_built", *["gate_passed"] * 2, "phase_finished", "phase_started",
+            "correctness_finished", "phase_finished", "phase_started", "measurement_planned",
+            *["case_started", "case_measured"] * 2, "phase_finished", *phase, "finished",
+        ]  # fmt: skip
         booted = {"vm": VM, "zone": "us-central1-a", "instance_id": "4711", "attempt": 1}
         assert cloud.said("vm_booted") == [booted]
         assert ended(cloud) == {

@@ -55,16 +55,10 @@ def test_the_prices_that_ship_are_those_of_the_rows_that_ship(races: list[fit.Ra
 
 
 BETWEEN = (
-    cell(1024, 4, 49, 49, 32),
-    cell(32, 32, 64, 512, 128),
-    cell(1, 8, 6000, 6000, 64),
-    cell(4, 32, 64, 4096, 64),
-    cell(32, 16, 384, 384, 64),
-    cell(8, 12, 1536, 1536, 64),
-    cell(1, 16, 128, 16384, 128),
-    cell(1, 1, 1024, 1024, 64),
+    cell(1024, 4, 49, 49, 32), cell(32, 32, 64, 512, 128), cell(1, 8, 6000, 6000, 64), cell(4, 32, 64, 4096, 64),
+    cell(32, 16, 384, 384, 64), cell(8, 12, 1536, 1536, 64), cell(1, 16, 128, 16384, 128), cell(1, 1, 1024, 1024, 64),
     cell(1, 1, 16384, 16384, 64, True),
-)
+)  # fmt: skip
 """Windows of images, batches of sentences, few queries, few heads: far from what was tuned."""
 
 

@@ -113,14 +113,11 @@ def call(options: Options, **tensors: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        Options(),
-        Options(True, alignment="bottom-right"),
-        Options(True, 0.3),
-        Options(window=(2, 1)),
+        Options(), Options(True, alignment="bottom-right"), Options(True, 0.3), Options(window=(2, 1)),
         Options(return_lse=True),
     ],
     ids=["plain", "causal", "scale", "window", "lse"],
-)
+)  # fmt: skip
 def test_gradients_are_those_that_differences_show(computed: Recorded, options: Options) -> None:
     q, k, v = double(1, 2, 4, 3, seed=1), double(1, 1, 5, 3, seed=2), double(1, 1, 5, 3, seed=3)
     assert torch.autograd.gradcheck(lambda q, k, v: call(options, q=q, k=k, v=v), (q, k, v))

@@ -126,12 +126,8 @@ def _result(dice: random.Random, place: Place) -> Written:
     below = ("cases/junk.csv", "cases/[x].csv", "artifacts/log.txt", "artifacts/.git/config", "artifacts/cases",
              "artifacts/environment.json", "artifacts/serial-1.txt", "grants.json", "x")  # fmt: skip
     data = (
-        b"run_id,vm\n1\n",
-        b'=cmd|"/c calc"!A1\x1b[2J',
-        b"[core]\n\tfsmonitor = " + CANARY.encode(),
-        b"\xff\xfe",
-        b"",
-    )
+        b"run_id,vm\n1\n", b'=cmd|"/c calc"!A1\x1b[2J', b"[core]\n\tfsmonitor = " + CANARY.encode(), b"\xff\xfe", b"",
+    )  # fmt: skip
     return Written(f"runs/{dice.choice(place.runs)}/{dice.choice(below)}", dice.choice(data))
 
 

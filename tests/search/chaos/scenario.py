@@ -157,17 +157,8 @@ class Scenario:
             found.append(replace(self, runs=1, clients=clients, meddlings=()))
         plain = Scenario(0)
         names = [
-            "attempts",
-            "cases",
-            "temper",
-            "fits",
-            "seconds_each",
-            "past",
-            "shared",
-            "keep",
-            "flexible",
-            "midnight_s",
-        ]
+            "attempts", "cases", "temper", "fits", "seconds_each", "past", "shared", "keep", "flexible", "midnight_s",
+        ]  # fmt: skip
         other = [name for name in names if getattr(self, name) != getattr(plain, name)]
         found += [replace(self, **{name: getattr(plain, name)}) for name in other]
         return found
@@ -306,14 +297,8 @@ DEATHS: Final = (*("",) * 5, "before insert", "before insert", "after insert", "
 
 
 HOST_DEATHS: Final = (
-    *("",) * 12,
-    "before insert",
-    "after insert",
-    "before ask",
-    "after ask",
-    "after get",
-    "before delete",
-)
+    *("",) * 12, "before insert", "after insert", "before ask", "after ask", "after get", "before delete",
+)  # fmt: skip
 
 
 def _death(dice: random.Random) -> int:

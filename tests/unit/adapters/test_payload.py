@@ -23,16 +23,10 @@ SOURCES = {
     "kernels/attention/cuda/fa.cu": b"__global__ void f() {}\n",
 }
 LITTER = (
-    "kernels/__pycache__/x.pyc",
-    "kernels/attention/libattention.so",
-    "kernels/attention/build/fa.o",
-    "kernels/attention/tests/test_x.py",
-    "kernels/.ruff_cache/x",
-    "kernels/.DS_Store",
-    "startup/agent/debug.log",
-    "orchestrator/secret.py",
-    "README.md",
-)
+    "kernels/__pycache__/x.pyc", "kernels/attention/libattention.so", "kernels/attention/build/fa.o",
+    "kernels/attention/tests/test_x.py", "kernels/.ruff_cache/x", "kernels/.DS_Store", "startup/agent/debug.log",
+    "orchestrator/secret.py", "README.md",
+)  # fmt: skip
 
 
 def tree(root: Path, *, reverse: bool = False) -> Path:

@@ -173,12 +173,9 @@ def standing_line(number: int, ratio: float, spread: float = 0.01, **changes: st
 
 def test_a_leaderboard_ranks_only_what_is_certain_and_counts_improvements() -> None:
     lines = [
-        standing_line(1, 1.2),
-        standing_line(2, 1.5),
-        standing_line(3, 1.5),
-        standing_line(4, 1.1),
+        standing_line(1, 1.2), standing_line(2, 1.5), standing_line(3, 1.5), standing_line(4, 1.1),
         standing_line(5, 1.9),
-    ]
+    ]  # fmt: skip
     board = rank_versions([*lines, standing_line(6, 9.0, reason="max abs error 3")], Decimal("0.30"))
     places = {one.line.version: (one.first, one.last, one.improves) for one in board.standings}
     assert places == {

@@ -62,12 +62,8 @@ def test_the_next_machine_is_asked_for_elsewhere_first_and_its_attempt_is_the_ne
 def test_a_new_machine_inherits_no_word_of_the_last_one() -> None:
     run = replayed(taken().add(81, requested("us-central1-b", 2)).add(85, created(84, "us-central1-b", 2)))
     assert (
-        run.current.finished,
-        run.current.preempted,
-        run.current.booted_at,
-        run.current.last_word_at,
-        run.vm_phase,
-    ) == (None, False, None, None, "")
+        run.current.finished, run.current.preempted, run.current.booted_at, run.current.last_word_at, run.vm_phase,
+    ) == (None, False, None, None, "")  # fmt: skip
     assert run.phase is Phase.BOOTING
     assert run.cases_done == 1
 

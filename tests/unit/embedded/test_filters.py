@@ -56,20 +56,11 @@ def test_an_expression_that_holds_selects_the_item(expression: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        "labels.bench-tool=other",
-        "labels.bench-tool=spot",
-        "labels.missing:*",
-        "labels:other",
-        "status=TERMINATED OR name=other-*",
-        "status=RUNNING AND NOT name=bench-*",
-        "name eq bench",
-        "missing eq x",
-        "missing>1",
-        "progress>40",
-        "name:2027",
-        "name.deeper=x",
+        "labels.bench-tool=other", "labels.bench-tool=spot", "labels.missing:*", "labels:other",
+        "status=TERMINATED OR name=other-*", "status=RUNNING AND NOT name=bench-*", "name eq bench", "missing eq x",
+        "missing>1", "progress>40", "name:2027", "name.deeper=x",
     ],
-)
+)  # fmt: skip
 def test_an_expression_that_does_not_hold_leaves_the_item_out(expression: str) -> None:
     assert not parse_filter(expression)(VM)
 

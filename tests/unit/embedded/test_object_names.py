@@ -26,30 +26,11 @@ def files(stage: Stage) -> set[Path]:
 
 
 HOSTILE = (
-    "../../../../../../escape",
-    "..",
-    "a/../../../../escape",
-    "/etc/escape",
-    "//escape",
-    "a\\..\\..\\escape",
-    "a\x01b\x1b[31m",
-    "a\x7f",
-    "nul\0byte",
-    "line\nfeed",
-    "carriage\rreturn",
-    ".",
-    "x" * 1025,
-    "é" * 600,
-    "index.sqlite",
-    "../index.sqlite",
-    ".well-known/acme-challenge/x",
-    "C:\\escape",
-    "~/escape",
-    "%2e%2e%2fescape",
-    "\U0010ffff" * 10,
-    "con/aux|nul?",
-    "a" * 255 + "/" + "b" * 300,
-)
+    "../../../../../../escape", "..", "a/../../../../escape", "/etc/escape", "//escape", "a\\..\\..\\escape",
+    "a\x01b\x1b[31m", "a\x7f", "nul\0byte", "line\nfeed", "carriage\rreturn", ".", "x" * 1025, "é" * 600,
+    "index.sqlite", "../index.sqlite", ".well-known/acme-challenge/x", "C:\\escape", "~/escape", "%2e%2e%2fescape",
+    "\U0010ffff" * 10, "con/aux|nul?", "a" * 255 + "/" + "b" * 300,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))

@@ -134,14 +134,10 @@ def test_what_an_earlier_attempt_left_is_replaced_even_without_time_left(tmp_pat
 @pytest.mark.parametrize(
     "nonsense",
     [
-        "[" * 100_000,
-        '{"kind": []}',
-        '{"kind": {"a": 1}, "data": 3}',
-        '{"kind": "finished", "data": []}',
-        "\x00",
+        "[" * 100_000, '{"kind": []}', '{"kind": {"a": 1}, "data": 3}', '{"kind": "finished", "data": []}', "\x00",
         "1e999",
     ],
-)
+)  # fmt: skip
 def test_an_event_that_is_nonsense_hides_no_last_word(nonsense: str, tmp_path: Path) -> None:
     events = tmp_path / "runs" / "r1" / "events"
     events.mkdir(parents=True)
