@@ -110,8 +110,7 @@ def _interrupted(it: Driving, engine: Engine | None, *, again: bool = False) -> 
         return handed_over
     if not run.goes_on_alone:
         asked = engine is not None and any(vm.generation == run.generation for vm in run.vms)
-        waits = engine is not None and asked and not again
-        run = _until_it_goes_on_alone(it, engine) if engine is not None and waits else _stopped(it)
+        run = _until_it_goes_on_alone(it, engine) if engine is not None and asked and not again else _stopped(it)
     if run.closed is None:
         it.watch.detached(run)
     return run
@@ -135,8 +134,7 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
 
 
 def _stopped(it: Driving) -> Run:
-    """Ends the run. Raises `KeyboardInterrupt` where that takes long (the cloud does not answer, a machine may still be
-    made or may not be deleted) and the user does not wait for it: whoever looks at the run next goes on with it."""
+    """Ends the run. Raises `KeyboardInterrupt` where the user does not wait for that: the next client goes on with it."""
     engine, requested = Engine(it.world, it.run_id), True
     try:
         engine.request_stop(it.user, "interrupted before a machine existed")

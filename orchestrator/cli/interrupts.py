@@ -46,8 +46,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def limited(for_s: float) -> Iterator[None]:
-    """Raises `KeyboardInterrupt` in the block once it has taken this long, whatever it waits for. Only in the main
-    thread."""
+    """Raises `KeyboardInterrupt` in a block of the main thread once it has taken this long, whatever it waits for."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

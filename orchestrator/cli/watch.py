@@ -234,12 +234,11 @@ class KeyHint:
 def hint(run: Run, *, is_left: bool = False) -> str:
     """The line that says what Ctrl-C does at the moment."""
     asked = any(vm.generation == run.generation for vm in run.vms)
-    is_left = is_left or (asked and INTERRUPTION.requested)
     if run.closed is not None:
         return ""
     if run.stop is not None:
         return f"the run is being stopped; a later Ctrl-C leaves that to `bench stop {run.run_id}`"
-    if is_left and not run.goes_on_alone:
+    if (is_left or (asked and INTERRUPTION.requested)) and not run.goes_on_alone:
         return "detaches as soon as there is a machine; Ctrl-C stops the run"
     if run.goes_on_alone:
         return "Ctrl-C detaches; the run continues"

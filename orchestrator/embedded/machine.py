@@ -155,6 +155,8 @@ class ProcessMachine:
         return self.supervised is not None and bool(self.supervised.pids())
 
     def shut_down(self) -> None:
+        with self.lock:
+            self.dead = self.dead or self.supervised is None  # what has not booted never will
         if self.supervised is not None:
             self.supervised.term()
 

@@ -83,9 +83,11 @@ def kill_all(main: int) -> None:
 
 def start_session(command: list[str]) -> int:
     """Starts the command in its own session, with no standard input. It is killed if the supervisor dies. Returns its
-    process id."""
+    process id. A SIGTERM that comes before the command runs ends it as it would later: until then it is blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
     try:
         os.setsid()
@@ -94,6 +96,7 @@ def start_session(command: list[str]) -> int:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.execvp(command[0], command)
     except OSError as exc:
         os.write(2, f"{command[0]}: {exc}\n".encode())

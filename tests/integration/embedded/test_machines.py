@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.embedded import supervisor
 from orchestrator.embedded.fleet import Durations
-from orchestrator.embedded.machine import MARK, start_supervised
+from orchestrator.embedded.machine import MARK, ProcessMachine, start_supervised
 from orchestrator.embedded.server import EmbeddedCloud
 from tests.support.patience import PATIENCE_S, await_truth, living
 from tests.unit.embedded.builders import RUN, ZONE, Rest, insert_body, scheduling
@@ -261,6 +261,25 @@ def test_a_supervised_command_is_told_killed_and_waited_for() -> None:
         held.term()
         assert held.ended
         assert not any(living(pid) for pid in pids)
+
+
+def test_a_command_that_is_told_as_it_starts_is_told() -> None:
+    """It would end at SIGTERM as soon as it runs."""
+    for _ in range(20):
+        held = start_supervised(["sleep", "600"], stay=False, environment=ENVIRONMENT, output=subprocess.DEVNULL)
+        held.term()
+        assert held.process.wait(PATIENCE_S) == -signal.SIGTERM & 0xFF
+        held.kill()
+
+
+def test_a_machine_that_is_shut_down_before_it_boots_never_runs(cloud: EmbeddedCloud, rest: Rest) -> None:
+    rest.insert(script("#!/bin/bash\nsleep 600\n"))
+    await_truth(lambda: any(vm.machine.running() for vm in cloud.fleet.vms.values()), "its processes")
+    (vm,) = cloud.fleet.vms.values()
+    unbooted = ProcessMachine(vm.guest)
+    unbooted.shut_down()
+    unbooted.boot()
+    assert unbooted.supervised is None
 
 
 def test_a_supervisor_that_need_not_stay_ends_with_its_command_and_its_exit_code() -> None:
