@@ -134,7 +134,7 @@ def _until_it_goes_on_alone(it: Driving, engine: Engine) -> Run:
 
 
 def _stopped(it: Driving) -> Run:
-    """Ends the run. Raises `KeyboardInterrupt` where the user does not wait for that: the next client goes on with it."""
+    """Ends the run. Raises `KeyboardInterrupt` where the user does not wait for that: the next client goes on."""
     engine, requested = Engine(it.world, it.run_id), True
     try:
         engine.request_stop(it.user, "interrupted before a machine existed")
