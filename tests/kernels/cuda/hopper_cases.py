@@ -33,6 +33,7 @@ class Case:
     l2_bytes: int = 1 << 20
     with_lse: bool = True
     mask: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 def draw(kernel: HopperKernel | GroupKernel, batch: int, heads: int, kv_heads: int, *sizes: int) -> Tensors:
@@ -65,6 +66,8 @@ def attend(
     causal = kernel.right if isinstance(kernel, HopperKernel) else kernel.causal
     causal = causal and case.window is None
     problem = problem_of(q, k, v, made, causal=causal, alignment=case.alignment, window=case.window, mask=case.mask)
+    if case.sinks is not None:
+        problem = dataclasses.replace(problem, sinks=case.sinks.data_ptr())
     way: HopperWay | SmallHopper
     if isinstance(kernel, HopperKernel):
         assert (problem.causal, problem.window_offset is not None) == (kernel.right, kernel.left)
@@ -76,6 +79,7 @@ def attend(
     [step] = steps
     step = dataclasses.replace(step, entry=entry or kernel)
     masks = [] if case.mask is None else [case.mask.view(torch.uint8) if case.mask.dtype == torch.bool else case.mask]
+    masks += [] if case.sinks is None else [case.sinks]
     program.run(step, [q, k, v, made, lse, *masks, *buffers.memory], scratch, schedule)
     for counter in buffers.memory:
         assert not bool(counter.any()), "a counter is not zero after the launch"
@@ -95,6 +99,9 @@ def complaint(
 ) -> str | None:
     """What is wrong with an answer; None if nothing is."""
     want, want_lse = exact(*tensors, *limits_of(kernel, tensors, case), mask=case.mask)
+    if case.sinks is not None:
+        without, want_lse = want_lse, torch.logaddexp(want_lse, case.sinks.double()[:, None])
+        want = want * (without - want_lse).exp().nan_to_num(0.0)[..., None]  # no key and no sink: zeros
     if not bool(out.isfinite().all()):
         return "an element was not written, or is not a number"
     error = (out.double() - want).norm().item()

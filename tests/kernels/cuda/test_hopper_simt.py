@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,7 @@ NARROW_FULL = HopperKernel("float16", 192, False, False, NARROW_SHAPES[192, 128,
 NARROW_TURNS = HopperKernel("bfloat16", 192, True, True, Shape(3, 64, 3, ping_pong=True), narrow=128)
 NARROWER = (NARROW, NARROW_FULL, NARROW_TURNS)
 """Their V is narrower than K."""
+TAKING_SINKS = tuple(replace(kernel, sinks=True) for kernel in (PLAIN, WINDOW, TAIL, NARROW))
 KERNELS = (PLAIN, THREE, FOUR, WIDE, DEEP, WINDOW, TAIL, BROAD, ODD, UNEVEN, LEAN, THIN, *NARROWER)
 ALONE = GroupKernel("bfloat16", 64, True, GroupShape(1, 1, 128, 1))
 SHARED_KEYS = GroupKernel("float16", 64, True, GroupShape(1, 2, 64, 4))
@@ -46,6 +49,7 @@ DEPENDENT = GroupKernel("float16", 64, False, GroupShape(1, 2, 64, 2), dependent
 FEW_KEYS = (ALONE, SHARED_KEYS, FOUR_SHARERS, ROWS, SINGLE, LONG, DEPENDENT)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 WINDOWS = {WINDOW: (70, 5), NARROW_TURNS: (70, 5), TAIL: (70, -1)}
+WINDOWS |= {replace(kernel, sinks=True): window for kernel, window in WINDOWS.items()}
 
 
 Kernel = HopperKernel | GroupKernel
@@ -54,7 +58,7 @@ Programs = Mapping[type[Kernel], HopperProgram]
 
 programs = program_with_stub(
     lambda folder: {
-        HopperKernel: compile_hopper(KERNELS, "HopperParams", folder),
+        HopperKernel: compile_hopper((*KERNELS, *TAKING_SINKS), "HopperParams", folder),
         GroupKernel: compile_hopper(FEW_KEYS, "SmallParams", folder),
     }
 )
@@ -113,6 +117,19 @@ def test_windows_are_right_where_they_begin_end_and_see_nothing(
     assert_right(programs, WINDOW, tensors, tmp_path, case=Case(window=window))
     tensors = draw(TAIL, 1, 1, 1, seq_q, seq_k)
     assert_right(programs, TAIL, tensors, tmp_path, case=Case(window=(window[0], -1), alignment="bottom-right"))
+
+
+@pytest.mark.parametrize("schedule", [WAITING, SHUFFLED], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("kernel", TAKING_SINKS, ids=lambda kernel: kernel.name)
+def test_sinks_take_their_share_of_each_row_in_the_same_launch(
+    programs: Programs, tmp_path: Path, kernel: HopperKernel, schedule: Schedule
+) -> None:
+    """`attend` asserts that there is no other launch, so the output is rounded once."""
+    for sinks, (seq_q, seq_k) in itertools.product(((0.5, 3.0), (-math.inf, 90.0)), ((65, 300), (300, 100))):
+        case = Case(window=WINDOWS.get(kernel), sinks=torch.tensor(sinks))
+        assert_right(programs, kernel, draw(kernel, 2, 2, 1, seq_q, seq_k), tmp_path, schedule, case)
+        silent = replace(case, with_lse=False)
+        assert_right(programs, kernel, draw(kernel, 1, 2, 1, seq_q, seq_k), tmp_path, schedule, silent)
 
 
 @pytest.mark.parametrize("kernel", [BROAD, ODD, UNEVEN, LEAN, THIN], ids=lambda kernel: kernel.name)

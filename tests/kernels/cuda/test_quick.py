@@ -57,6 +57,17 @@ def assert_as_a_fresh_one(
     assert made == [without_counter(stub.launch(n)) for n in range(middle, stub.launches)]
 
 
+def test_sinks_need_no_launch_of_their_own_on_hopper(stub: Stub, engine: OnCpu) -> None:
+    tensors, sinks = draw(2, 4, 300, 64), torch.randn(4)
+    out, before = torch.empty_like(tensors[0]), stub.launches
+    bound = bind_attention(*tensors, out, causal=True, window=(100, None), sinks=sinks, engine=engine)
+    bound()
+    launched = 1 if engine.machine.hopper else 2
+    assert (stub.launches, bound.way.endswith("+sinks")) == (before + launched, True)
+    if engine.machine.hopper:
+        assert stub.launch().argument(3, HopperParameters).sinks == sinks.data_ptr()
+
+
 def test_a_remembered_call_launches_what_a_fresh_one_would(stub: Stub, engine: OnCpu, quick: Quick) -> None:
     chance = random.Random(7)
     shapes = [(2, 4, 64, 64), (1, 4, 100, 128), (2, 2, 7, 40), (1, 2, 300, 64), (1, 1, 20, 256), (1, 2, 33, 37)]

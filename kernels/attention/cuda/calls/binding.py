@@ -20,6 +20,7 @@ from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Way
 from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
 from kernels.attention.cuda.ways.general import General, plan_general
+from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.portable import Portable, WithSinks
 
 
@@ -141,7 +142,7 @@ def bind_problem(
     cuda_driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
     if problem.sinks:
-        taken = WithSinks(taken)
+        taken = (taken.with_sinks() if isinstance(taken, HopperWay) else None) or WithSinks(taken)
     return Bound.of(taken, problem, abs(scale) or 1.0, buffers, (*given.values(), out, lse))
 
 

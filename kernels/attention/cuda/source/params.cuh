@@ -81,7 +81,20 @@ DEVICE char* output_head(const AttentionParams& p, int head) {
   return p.out + batch * p.out_batch + (head - batch * (int)p.heads.divisor) * p.out_head;
 }
 
-constexpr float LN_2 = 0.69314718055994531f;
+constexpr float LN_2 = 0.69314718055994531f, LOG2_E = 1.4426950408889634f;
+
+// What a sink leaves of a row: the share of its other weights, and the log-sum-exp of all scores.
+struct BesideSink {
+  float share, log_of_sum;
+};
+
+// `before`: the log-sum-exp of the row's scores in base 2, -inf if it sees no key.
+DEVICE BesideSink beside_sink(float before, float sink) {
+  const float top = fmaxf(before, sink * LOG2_E);
+  const float share = top == MINUS_INFINITY ? 0.0f : exp2_approx(before - top);
+  const float total = top == MINUS_INFINITY ? 1.0f : share + exp2_approx(sink * LOG2_E - top);
+  return {share / total, (top + log2_approx(total)) * LN_2};
+}
 
 // Where an exponent scale s - top is one fused operation, it contains the rounding error of top = scale s of the largest score:
 // up to half a unit in the last place. For a large top this error matters, and for a huge one the exponential overflows. There

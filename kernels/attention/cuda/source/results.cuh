@@ -177,13 +177,10 @@ DEVICE void attention_sinks(const AttentionParams& p) {
   const i64 row = (i64)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
   if (row >= (i64)p.all_heads * p.seq_q) return;
   const int head = (int)(row / p.seq_q), query = (int)(row - (i64)head * p.seq_q), batch = divide(head, p.heads);
-  const float sink = p.sinks[head - batch * (int)p.heads.divisor] * 1.4426950408889634f;
-  const float before = p.lse[row] * 1.4426950408889634f, top = fmaxf(before, sink);
-  const float share = top == MINUS_INFINITY ? 0.0f : exp2_approx(before - top);
-  const float total = top == MINUS_INFINITY ? 1.0f : share + exp2_approx(sink - top);
+  const BesideSink beside = beside_sink(p.lse[row] * LOG2_E, p.sinks[head - batch * (int)p.heads.divisor]);
   u16* out = (u16*)(output_head(p, head) + query * p.out_row);
   for (int column = lane; column < p.value_dim; column += 32)
-    out[column] = (u16)pack<T>(unpack<T>(out[column]) * (share / total), 0.0f);
+    out[column] = (u16)pack<T>(unpack<T>(out[column]) * beside.share, 0.0f);
   sync_warp();  // all lanes have read the log-sum-exp
-  if (lane == 0) p.lse[row] = (top + log2_approx(total)) * LN_2;
+  if (lane == 0) p.lse[row] = beside.log_of_sum;
 }

@@ -110,7 +110,7 @@ DEVICE void hide(const AttentionParams& p, const Scope& s, Warp<C>& warp, int n,
     }
 }
 
-constexpr float LOG2_E = 1.4426950408889634f, LOWEST = -3.0e38f;
+constexpr float LOWEST = -3.0e38f;
 
 template <class M>
 DEVICE float mask_value(const char* at);

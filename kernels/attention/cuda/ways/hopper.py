@@ -315,7 +315,13 @@ class HopperWay:
         elif self.kernel.ahead:
             parts = "-ahead"
         widths = f"-d{head_dim}" if head_dim in WIDER else f"-v{narrow}" if narrow else ""
-        return f"fa90-{self.kernel.shape.name}{widths}{parts}"
+        return f"fa90-{self.kernel.shape.name}{widths}{parts}{'+sinks' if self.kernel.sinks else ''}"
+
+    def with_sinks(self) -> HopperWay | None:
+        """The way whose kernel takes sinks too; None if another launch must add them."""
+        if self.kernel.mask or self.kernel.split:
+            return None
+        return replace(self, kernel=replace(self.kernel, sinks=True))
 
     def tiles(self, problem: Problem) -> int:
         """Return the number of row tiles in all sections of heads and all parts. For packed sequences it is an upper
@@ -358,6 +364,7 @@ class HopperWay:
             last_offset=problem.causal_offset,
             first_offset=problem.window_offset or 0,
             scale_log2=scale * LOG2_E,
+            sinks=problem.sinks,
         )
         if problem.mask is not None:
             mask = problem.mask

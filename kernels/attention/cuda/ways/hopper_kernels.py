@@ -89,6 +89,8 @@ class HopperKernel:
     """Whether a warp looks up the pages of the tile after the one that is being copied."""
     narrow: int = 0
     """The padded width of V and the output where it is less than that of K; else 0."""
+    sinks: bool = False
+    """Whether each head has a score that takes its share of the weights."""
 
     @property
     def value_dim(self) -> int:
@@ -100,7 +102,7 @@ class HopperKernel:
         mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
         tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
         kinds = {"_ahead": self.ahead, "_paged": self.paged, "_packed": self.packed, "_split": self.split}
-        tensor += next((kind for kind, is_it in kinds.items() if is_it), "")
+        tensor += next((kind for kind, is_it in kinds.items() if is_it), "") + ("_sinks" if self.sinks else "")
         widths = f"d{self.head_dim}{f'v{self.narrow}' if self.narrow else ''}"
         return f"fa90_{SHORT[self.dtype]}_{widths}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
 
@@ -135,11 +137,11 @@ class HopperKernel:
             tensor += f", false, false, false, 0, 1, {s.biases}"
         if self.ahead:
             tensor += ", 0, 1, 0, true"
-        if self.narrow:
+        if self.narrow or self.sinks:
             counts = f"{s.masks}, {s.sharers}, {s.biases}"
             sequences = ", ".join(str(flag).lower() for flag in (self.packed, self.split, self.paged))
             tensor = f", {MASK_TYPES.get(self.mask or '', 'NoTensor')}, {sequences}, {counts}"
-            tensor += f", {str(self.ahead).lower()}, {self.narrow}"
+            tensor += f", {str(self.ahead).lower()}, {self.value_dim}{', true' if self.sinks else ''}"
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)
@@ -176,6 +178,7 @@ class HopperParameters(ctypes.Structure):
         ("page", Divisor),
         *((name, ctypes.c_int32) for name in ("pages", "piece", "queries")),
         ("mask_key", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
     ]
 
 

@@ -66,7 +66,7 @@ def joining_step(problem: Problem, parameters: Parameters) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class WithSinks:
-    """A way, and the launch that adds the sinks to its results. The output is rounded twice."""
+    """A way whose kernel takes no sinks, and the launch that adds them. The output is rounded twice."""
 
     way: Way
 

@@ -342,8 +342,13 @@ struct Consumer {
       float total = sum[r];
       total += shuffle_xor(total, 1);
       total += shuffle_xor(total, 2);
-      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      float inverse = total == 0.0f ? 0.0f : 1.0f / total;
       const int row = first_row(tile) + 8 * r;
+      if constexpr (C::SINKS) {
+        const BesideSink beside = beside_sink(total == 0.0f ? MINUS_INFINITY : top[r] * p.scale_log2 + log2_approx(total), p.sinks[tile.head]);
+        inverse *= beside.share;
+        if (p.lse && row < seq_q && (lane & 3) == 0) p.lse[first + row] = beside.log_of_sum;
+      }
       char* to = head + row * p.out_row + (lane & 3) * 16;
 #pragma unroll
       for (int i = 0; i < C::OUT_REGISTERS / 16; i++) {
@@ -355,7 +360,7 @@ struct Consumer {
         const Chunk chunk = across_quad(pair[0], pair[1], pair[2], pair[3], lane);
         if (row < seq_q && 32 * i + 8 * (lane & 3) < p.value_dim) store_global(to + 64 * i, chunk);
       }
-      if (p.lse && row < seq_q && (lane & 3) == 0)
+      if (!C::SINKS && p.lse && row < seq_q && (lane & 3) == 0)
         p.lse[first + row] =
             total == 0.0f ? MINUS_INFINITY : log_of_sum(top[r], log2_approx(total));
     }

@@ -38,4 +38,5 @@ struct HopperParams {
   int piece;              // keys that one copy moves; they are in one page
   int queries;            // of each sequence, where q_starts is null
   i64 mask_key;           // read only by kernels with a KEY_BIAS: bytes from one key's element to the next
+  const float* sinks;     // read only by kernels with SINKS, by head of Q
 };

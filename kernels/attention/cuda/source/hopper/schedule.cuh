@@ -20,7 +20,7 @@ struct FloatTensor {
 
 // The configuration of a kernel. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false, int VALUE_DIM_ = HEAD_DIM>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false, int VALUE_DIM_ = HEAD_DIM, bool SINKS_ = false>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -35,6 +35,7 @@ struct Hopper {
   static_assert(!PAGED || PACKED, "keys in pages need packed sequences");
   static constexpr bool PAGES_AHEAD = PAGES_AHEAD_;  // a warp looks up the pages of the tile after the one that its lane 0 copies
   static_assert(!PAGES_AHEAD || PAGED, "looking up pages ahead needs keys in pages");
+  static constexpr bool SINKS = SINKS_;              // each head has a score that takes its share of the weights
   static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
   static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "split keys do not support left limits, packed sequences and masks");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
