@@ -51,12 +51,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(python: Path, home: Path, *arguments: str) -> Any:
-    environment = {
-        "BENCH_HOME": str(home),
-        "PATH": f"{python.parent}:/usr/bin:/bin",
-        "HOME": str(home),
-        "LANG": "C.UTF-8",
-    }
+    path = f"{python.parent}:/usr/bin:/bin"
+    environment = {"BENCH_HOME": str(home), "PATH": path, "HOME": str(home), "LANG": "C.UTF-8"}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     command = [str(python.with_name("bench")), *arguments]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=600)

@@ -20,20 +20,9 @@ def test_repetitions_of_google_benchmark_are_samples_and_an_error_is_a_reason() 
         {"name": "copy/8", "run_type": "iteration", "repetition_index": at, "real_time": t, "time_unit": "us"}
         for at, t in enumerate((1.5, 2.5))
     ]
-    summed = {
-        "name": "copy/8_median",
-        "run_name": "copy/8",
-        "run_type": "aggregate",
-        "aggregate_name": "median",
-        "real_time": 9,
-    }
-    alone = {
-        "name": "add_median",
-        "run_name": "add",
-        "run_type": "aggregate",
-        "aggregate_name": "median",
-        "real_time": 7e3,
-    }
+    median = {"run_type": "aggregate", "aggregate_name": "median"}
+    summed = {"name": "copy/8_median", "run_name": "copy/8", **median, "real_time": 9}
+    alone = {"name": "add_median", "run_name": "add", **median, "real_time": 7e3}
     broken = {"name": "sub", "error_occurred": True, "error_message": "no device"}
     told = json.dumps({"context": {}, "benchmarks": [*repeated, summed, alone, broken]})
     copy, add, sub = read_output("google-benchmark", told, NOWHERE)

@@ -59,9 +59,8 @@ def test_what_is_not_known_is_empty_and_never_zero() -> None:
     assert row["latency_us"] == "12.346"
     known = rows.of_sample(sample(Reading(0.0, 10251, 71.5, 40, "none")))
     known_row = rows.measured_row(ORIGIN, CASE, setting(peak_memory_bytes=0), known)
-    assert [known_row[c] for c in ("sm_clock_mhz", "mem_clock_mhz", "power_w", "throttle", "peak_memory_bytes")] == [
-        "0", "10251", "71.5", "none", "0",
-    ]  # fmt: skip
+    names = ("sm_clock_mhz", "mem_clock_mhz", "power_w", "throttle", "peak_memory_bytes")
+    assert [known_row[name] for name in names] == ["0", "10251", "71.5", "none", "0"]
 
 
 def test_every_row_names_its_gpu_and_has_only_columns_of_the_file() -> None:

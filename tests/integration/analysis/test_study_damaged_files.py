@@ -74,12 +74,8 @@ def test_files_of_several_schemas_and_runs_are_read_together() -> None:
 
     reader = Reader()
     reader.read(csv_text(records(lengths=(128,)), (*ORIGIN, *AXES, *MEASURED)).splitlines(keepends=True), "old.csv")
-    reader.read(
-        csv_text(records(lengths=(1024,)), (*(*ORIGIN, *AXES, *MEASURED), "position", "novel")).splitlines(
-            keepends=True
-        ),
-        "new.csv",
-    )
+    newer = csv_text(records(lengths=(1024,)), (*ORIGIN, *AXES, *MEASURED, "position", "novel"))
+    reader.read(newer.splitlines(keepends=True), "new.csv")
     reader.read(csv_text(records(run_id="20261121-040506-l4-0000", blocks=9)).splitlines(keepends=True), "other.csv")
     found = study(reader.groups(), reader.told())
     assert len(found.cases) == 2

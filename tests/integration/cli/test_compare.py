@@ -50,9 +50,8 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(bench: Bench, runs
     assert refused.document["comparisons"][0]["comparability"] == "refused"
     assert "device differs: NVIDIA L4 and Tesla T4" in refused.err
     bench("compare", runs["before"], runs["t4"], "--across-devices", "--json", code=12)
-    assert (
-        "no regime is in both" in bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13).err
-    )
+    apart = bench("compare", runs["before"], runs["sustained"], "--across-devices", code=13)
+    assert "no regime is in both" in apart.err
     assert "at least two runs" in bench("compare", runs["before"], code=2).err
     both = ("--absolute", "--relative-to", "sdpa:default")
     assert "give only one" in bench("compare", runs["before"], runs["same"], *both, code=2).err

@@ -44,10 +44,8 @@ def test_a_plan_of_the_bundled_kernel_says_that_a_compiler_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.adapters.hosts.local_shell.compiler", str)
-    assert (
-        "note: no C++ compiler, with which the bundled kernel is built: sudo apt-get install g++"
-        in bench("plan", "--gpu", "cpu").out
-    )
+    note = "note: no C++ compiler, with which the bundled kernel is built: sudo apt-get install g++"
+    assert note in bench("plan", "--gpu", "cpu").out
     Path("own.py").write_text((Path(__file__).parents[3] / "configs" / "demo" / "softmax.py").read_text())
     assert "no C++ compiler" not in bench("plan", "own.py").out
 

@@ -64,10 +64,8 @@ def test_what_is_left_is_what_a_launch_from_here_is_judged_by(bench: Bench) -> N
 
 def test_caps_of_the_bucket_bind_everybody_and_say_who_set_them(bench: Bench) -> None:
     assert "this bucket has no caps of its own" in bench("budget").out
-    assert (
-        "caps of this bucket: day $0.5, total $9 (set by ada"
-        in bench("budget", "set", "--day", "0.5", "--total", "9").out
-    )
+    said = bench("budget", "set", "--day", "0.5", "--total", "9").out
+    assert "caps of this bucket: day $0.5, total $9 (set by ada" in said
     bench("budget", "set", "--total", "none")
     document = bench("budget", "--json").document
     assert {row["window"]: row["cap_usd"] for row in document["windows"]}["day"] == "0.5"

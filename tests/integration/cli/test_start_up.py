@@ -73,16 +73,8 @@ def thousand_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 Loaded = dict[tuple[str, ...], tuple[set[str], int]]
 """By command: the heavy modules that are loaded after it, and how many modules that are not Python's own."""
-HELPS = [
-    ("--help",),
-    ("launch", "--help"),
-    ("--version",),
-    ("costs", "--help"),
-    ("status", "--help"),
-    ("doctor", "--help"),
-    ("init", "--help"),
-    ("stop", "--help"),
-]
+HELPS = [("--help",), ("--version",)]
+HELPS += [(name, "--help") for name in ("launch", "costs", "status", "doctor", "init", "stop")]
 NUMERIC = ["report", "compare", "history", "baseline"]
 LOOKS: dict[tuple[str, ...], set[str]] = {
     ("prices",): set(),

@@ -55,18 +55,9 @@ def test_a_cloud_is_started_once_found_again_and_stopped_with_all_its_children(h
     assert client.ensure_running(home) == client.running_cloud(home) == address
     assert json.loads((home / "cloud.json").read_text())["pid"] == address.pid
     assert os.getsid(address.pid) == address.pid
-    assert (
-        requests.get(
-            f"{address.storage}/storage/v1/b/{address.bucket}", headers=bearer(address), timeout=600
-        ).status_code
-        == 200
-    )
-    assert (
-        requests.get(
-            f"{address.compute}/compute/v1/projects/{address.project}", headers=bearer(address), timeout=600
-        ).status_code
-        == 200
-    )
+    bucket, project = f"/storage/v1/b/{address.bucket}", f"/compute/v1/projects/{address.project}"
+    for url in (address.storage + bucket, address.compute + project):
+        assert requests.get(url, headers=bearer(address), timeout=600).status_code == 200
     children = with_a_vm(address)
     assert client.stop_cloud(home)
     assert not client.stop_cloud(home)

@@ -101,13 +101,8 @@ class Sweeping:
     asked: Callable[[], None] = lambda: None
 
     def client(self, **scheduler: Any) -> Client:
-        sweep = Sweep.model_validate(
-            {
-                "axes": {"gpu": ["l4"], "measure.seed": list(self.seeds)},
-                "repeats": self.repeats,
-                "cap_usd": self.cap_usd,
-            }
-        )
+        axes = {"gpu": ["l4"], "measure.seed": list(self.seeds)}
+        sweep = Sweep.model_validate({"axes": axes, "repeats": self.repeats, "cap_usd": self.cap_usd})
         world = self.stage.world()
         now = world.clock.now()
         record = FleetRecord(

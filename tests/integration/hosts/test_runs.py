@@ -125,13 +125,8 @@ def test_a_connection_that_is_cut_in_each_phase_loses_no_measurement(
     assert tuple(cut) == PHASES
     assert wire.cuts == len(PHASES)
     assert (run["state"], run["cases_done"], run["attempts"]) == ("succeeded", 2, 1)
-    same = [
-        [
-            (row["case_id"], row["implementation"], row["repeat"], row["latency_us"])
-            for row in rows_of(bench, one["run_id"])
-        ]
-        for one in (whole, run)
-    ]
+    told = ("case_id", "implementation", "repeat", "latency_us")
+    same = [[[row[name] for name in told] for row in rows_of(bench, one["run_id"])] for one in (whole, run)]
     assert same[0] == same[1]
     assert_nothing_is_left(host, before)
 

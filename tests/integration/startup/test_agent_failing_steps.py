@@ -44,15 +44,8 @@ def test_a_kernel_that_does_not_build_is_the_end_when_nothing_else_is_asked_for(
 
 
 def test_a_wrong_kernel_makes_the_run_incorrect_and_is_diagnosed_once(tmp_path: Path) -> None:
-    checked = {
-        "fact": "checked",
-        "implementation": "bench",
-        "case_id": CASES[0],
-        "passed": False,
-        "max_abs_error": 0.5,
-        "limit": 0.01,
-        "reason": "too far off",
-    }
+    checked = {"fact": "checked", "implementation": "bench", "case_id": CASES[0], "passed": False}
+    checked |= {"max_abs_error": 0.5, "limit": 0.01, "reason": "too far off"}
     right = {**checked, "passed": True, "implementation": "sdpa:default"}
     wrong = [{"say": checked}, {"say": right}, {"healthy": 1}, {"exit": 10}]
     with cloud_for({"correctness": wrong, "measure": wrong}) as cloud:

@@ -167,14 +167,8 @@ def test_a_gpu_is_handed_in_and_what_is_in_the_environment_is_not(tmp_path: Path
 
 
 def test_without_an_engine_the_run_says_so(tmp_path: Path) -> None:
-    machine = LocalHost(
-        tmp_path,
-        {"PATH": str(tmp_path)},
-        "python3",
-        AgentClock(),
-        Stop(),
-        Log((tmp_path / "l").open("w"), AgentClock()),
-    )
+    clock, environment = AgentClock(), {"PATH": str(tmp_path)}
+    machine = LocalHost(tmp_path, environment, "python3", clock, Stop(), Log((tmp_path / "l").open("w"), clock))
     with pytest.raises(Halt) as caught:
         Container(machine, IMAGE, tmp_path, gpu=False, allow_install=False).fetch(
             "", Patience(AgentClock(), PATIENCE_S)

@@ -19,7 +19,7 @@ from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
-from tests.kernels.cuda.test_hopper_mutants import SCHEDULES, WRONG, Mutant, lines, without
+from tests.kernels.cuda.test_hopper_mutants import SCHEDULES, WRONG, Mutant, lines, mutants, without
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
@@ -239,29 +239,24 @@ FIRST = (
     "    if constexpr (C::KEY_BIAS) pass_turn();\n"
 )
 READ = "      const u32 read = given.add_to(score, scale);\n      pass_mask(read);\n"
-MISTAKES = tuple(
-    Mutant(name, found, (edit,), SMALL)
-    for name, found, edit in (
-        ("a_bias_read_before_it_is_there", ("one arrival too many", STUCK, *WRONG), (WAITED, IS_SEEN)),
-        ("no_wait_for_an_empty_place", ("one arrival too many", STUCK, *WRONG), (f"{EMPTY}    bias", "    bias")),
-        ("a_hidden_tile_not_given_back", (STUCK, *WRONG), lines(PASSED, 1, 2)),
-        ("q_kept_where_the_last_tile_is_hidden", (STUCK,), lines(PASSED, 0, 2)),
-        ("q_only_with_a_tile_that_is_seen", (STUCK,), ("if (n == tile.last - 1) give_q", "if (seen && n == 1) give_q")),
-        ("a_first_turn_not_taken", ("wait for named barrier",), lines(FIRST, 1)),
-        ("a_bias_of_the_tile_before", WRONG, ("(n - 1) * C::KEYS, p.seq_k", "n * C::KEYS, p.seq_k")),
-        ("keys_behind_the_last", ("a load outside of every buffer",), (" && key < seq_k)", ")")),
-        ("one_lane_tells_for_all", WRONG, ("    return any_lane(any);", "    return any;")),
-        ("values_of_a_hidden_tile", (STUCK, *WRONG), without("        if (!seen) continue;\n")),
-    )
+MISTAKES = mutants(
+    SMALL,
+    ("a_bias_read_before_it_is_there", ("one arrival too many", STUCK, *WRONG), (WAITED, IS_SEEN)),
+    ("no_wait_for_an_empty_place", ("one arrival too many", STUCK, *WRONG), (f"{EMPTY}    bias", "    bias")),
+    ("a_hidden_tile_not_given_back", (STUCK, *WRONG), lines(PASSED, 1, 2)),
+    ("q_kept_where_the_last_tile_is_hidden", (STUCK,), lines(PASSED, 0, 2)),
+    ("q_only_with_a_tile_that_is_seen", (STUCK,), ("if (n == tile.last - 1) give_q", "if (seen && n == 1) give_q")),
+    ("a_first_turn_not_taken", ("wait for named barrier",), lines(FIRST, 1)),
+    ("a_bias_of_the_tile_before", WRONG, ("(n - 1) * C::KEYS, p.seq_k", "n * C::KEYS, p.seq_k")),
+    ("keys_behind_the_last", ("a load outside of every buffer",), (" && key < seq_k)", ")")),
+    ("one_lane_tells_for_all", WRONG, ("    return any_lane(any);", "    return any;")),
+    ("values_of_a_hidden_tile", (STUCK, *WRONG), without("        if (!seen) continue;\n")),
 )
-RACES = (
-    Mutant("told_before_all_lanes_have_written", (RACE,), (lines(TOLD, 1),), SMALL),
-    Mutant(
-        "a_bias_given_back_before_it_is_read",
-        (RACE,),
-        ((READ, "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"),),
-        SMALL,
-    ),
+EARLY = "      const auto read = given;\n      pass_mask();\n      read.add_to(score, scale);\n"
+RACES = mutants(
+    SMALL,
+    ("told_before_all_lanes_have_written", (RACE,), lines(TOLD, 1)),
+    ("a_bias_given_back_before_it_is_read", (RACE,), (READ, EARLY)),
 )
 
 

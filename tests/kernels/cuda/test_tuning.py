@@ -114,18 +114,8 @@ def test_rows_read_back_as_far_as_they_are_whole(tmp_path: Path) -> None:
 
 
 def key(all_heads: int = 64, seq_q: int = 1024, seq_k: int = 1024, **changes: object) -> Key:
-    return Key(
-        **{  # type: ignore[arg-type]
-            "dtype": "bfloat16",
-            "head_dim": 128,
-            "causal": True,
-            "group": 1,
-            "all_heads": all_heads,
-            "seq_q": seq_q,
-            "seq_k": seq_k,
-            **changes,
-        }
-    )
+    usual = {"dtype": "bfloat16", "head_dim": 128, "causal": True, "group": 1}
+    return Key(**(usual | {"all_heads": all_heads, "seq_q": seq_q, "seq_k": seq_k} | changes))  # type: ignore[arg-type]
 
 
 def cell(way: str, where: Key, margin: float = 0.05) -> Choice:
@@ -150,12 +140,8 @@ def test_what_is_far_behind_is_timed_in_the_first_stage_only() -> None:
     times = row["times_us"]
     assert isinstance(times, dict)
     every = sum(stage[0] for stage in STAGES)
-    assert {name: len(found["burst"]) for name, found in times.items()} == {
-        "a": every,
-        "b": every,
-        "slow": STAGES[0][0],
-        REFERENCE: every,
-    }
+    counts = {name: len(found["burst"]) for name, found in times.items()}
+    assert counts == {"a": every, "b": every, "slow": STAGES[0][0], REFERENCE: every}
 
 
 def test_the_reference_is_compared_with_and_never_chosen() -> None:

@@ -85,16 +85,8 @@ def test_what_is_not_in_both_is_not_compared_and_warm_caches_never_are() -> None
 def test_a_file_of_anybodys_is_read_as_far_as_it_makes_sense() -> None:
     lines = ["case_id,implementation,cupti_us", "a,bench,5.5", "b,bench,", "c,bench,nan", "d,bench,-1", ",bench,3", "e"]
     assert [(one.case_id, one.cupti_us, one.unrested_us) for one in read_cupti_times(lines)] == [("a", 5.5, 5.5)]
-    assert (
-        read_cupti_times(
-            ["case_id,implementation,cupti_us,cupti_busy_us", "a,bench,5,7", "b,bench,5,x", "c,bench,5,-1"]
-        )[0].unrested_us
-        == 7
-    )
-    assert [
-        one.unrested_us
-        for one in read_cupti_times(["case_id,implementation,cupti_us,cupti_busy_us", "b,x,5,y", "c,x,6,-1"])
-    ] == [5, 6]
+    rows = ["case_id,implementation,cupti_us,cupti_busy_us", "a,bench,5,7", "b,bench,5,x", "c,bench,6,-1"]
+    assert [one.unrested_us for one in read_cupti_times(rows)] == [7, 5, 6]
     assert read_cupti_times(["no header at all"]) == ()
     assert read_cupti_times([]) == ()
     assert read_cupti_times(["x,y", "1,2"]) == ()

@@ -66,13 +66,8 @@ def test_the_handbook_explains_every_key() -> None:
 
 def test_the_complete_example_says_what_the_defaults_are() -> None:
     written, least = shipped("l4"), asked("gpu: l4")
-    filled = least.machine.model_copy(
-        update={
-            "type": least.machine_type,
-            "image_project": least.image_source[0],
-            "image_family": least.image_source[1],
-        }
-    )
+    image = dict(zip(("image_project", "image_family"), least.image_source, strict=True))
+    filled = least.machine.model_copy(update={"type": least.machine_type, **image})
     assert written == least.model_copy(update={"machine": filled})
 
 
@@ -465,17 +460,10 @@ def test_the_harness_is_told_all_that_it_needs() -> None:
     spec = harness_settings(config, effective_grids(config, "gce"), "gce")
     shape = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 16, "seq_k": 16, "head_dim": 16, "causal": False}
     correctness = spec.pop("correctness")
-    assert spec == {
-        "implementations": [*IMPLEMENTATIONS, "bench:aa"],
-        "measure": {"shapes": [shape], "dtypes": ["float32"]},
-        "repeats": 3,
-        "warmup": 1,
-        "regime": "sustained",
-        "cache": "cold",
-        "seed": 5,
-        "threads": 2,
-        "skip_cases": [],
-    }
+    assert spec.pop("implementations") == [*IMPLEMENTATIONS, "bench:aa"]
+    assert spec.pop("measure") == {"shapes": [shape], "dtypes": ["float32"]}
+    counts = {"repeats": 3, "warmup": 1, "seed": 5, "threads": 2}
+    assert spec == {**counts, "regime": "sustained", "cache": "cold", "skip_cases": []}
     assert len(correctness["shapes"]) == 7
     assert (correctness["dtypes"], correctness["max_abs_error"]) == (["float32"], 0.01)
 

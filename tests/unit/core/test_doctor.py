@@ -335,15 +335,9 @@ CAREFUL_POLICY = good(
         if one.condition is not None
     ]
 )
-OLDER_POLICY = good(
-    bindings=[
-        {
-            "role": "roles/storage.objectUser",
-            "members": [f"serviceAccount:{EMAIL}"],
-            "condition": {"expression": older_own_objects("my-bench").expression},
-        }
-    ]
-)
+OLDER_CONDITION = {"expression": older_own_objects("my-bench").expression}
+OLDER_BINDING = {"role": "roles/storage.objectUser", "members": [f"serviceAccount:{EMAIL}"]}
+OLDER_POLICY = good(bindings=[OLDER_BINDING | {"condition": OLDER_CONDITION}])
 OWN_ROLE = "projects/proj-1/roles/benchMachine"
 
 
@@ -480,14 +474,10 @@ def test_a_torch_older_than_that_of_rented_machines_is_named_for_its_baselines(
 ) -> None:
     packages = {"torch": version, "numpy": "2", "error": "", "usable": True, "compiles": "", "pythons": ()}
     needs = HostNeeds(cuda=False, compiler=False, min_free_gb=1)
-    verdicts = [
-        (here.check_torch(version, True, wanted), f"pip install torch=={wanted}"),
-        (
-            here.check_packages(packages, needs, "box", "python3", wanted),
-            f"on box: python3 -m pip install torch=={wanted}",
-        ),
-    ]
-    for verdict, remedy in verdicts:
+    install = f"pip install torch=={wanted}"
+    on_box = here.check_packages(packages, needs, "box", "python3", wanted)
+    local = here.check_torch(version, True, wanted)
+    for verdict, remedy in ((local, install), (on_box, f"on box: python3 -m {install}")):
         assert f"torch {version}" in verdict.why
         assert (verdict.level, verdict.remedy) == ((WARN, remedy) if is_older else (OK, ""))
         assert (

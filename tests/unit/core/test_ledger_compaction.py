@@ -53,13 +53,8 @@ def test_past_months_become_one_sum_each() -> None:
     ledger = archived()
     assert list(ledger.runs) == ["20261005-000001-l4-bbbb", "20261209-000000-l4-cccc"]
     assert ledger.costs == {}
-    assert ledger.archive["2026-10"].model_dump() == {
-        "usd": D(4),
-        "runs": 1,
-        "costs": 1,
-        "days": {"2026-10-05": D(4)},
-        "each": {OLD: D(1)},
-    }
+    days, each = {"2026-10-05": D(4)}, {OLD: D(1)}
+    assert ledger.archive["2026-10"].model_dump() == {"usd": D(4), "runs": 1, "costs": 1, "days": days, "each": each}
     assert window_exposure(ledger, "month", OCTOBER).total == D(6)
 
 

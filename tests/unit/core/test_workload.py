@@ -250,12 +250,8 @@ def test_a_file_takes_along_the_modules_beside_it_that_it_imports(tmp_path: Path
 
 def test_an_entry_missing_from_its_source_is_named_by_line_before_any_payment(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        GOOD.replace(
-            "def kernel_mine(x): ...",
-            'kernel_mine = {"cuda": "k.cu", "entry": "gone", "grid": 1, "block": 1, "args": []}',
-        )
-    )
+    cuda = 'kernel_mine = {"cuda": "k.cu", "entry": "gone", "grid": 1, "block": 1, "args": []}'
+    file.write_text(GOOD.replace("def kernel_mine(x): ...", cuda))
     with pytest.raises(ConfigError, match=r"mine.py:4: there is no k.cu in its folder"):
         own_workload(file)
     (tmp_path / "k.cu").write_text('extern "C" __global__ void __launch_bounds__(64) there(float* out) {}\n')
@@ -285,12 +281,8 @@ def test_an_axis_that_the_file_does_not_have_is_refused_before_anything_is_asked
     file.write_text(GOOD.replace("[1 << 4, 3]", "[*range(1)]"))
     with pytest.raises(ConfigError, match=r"workload.axes.rows: no value, so no case is left$"):
         chosen("rows=[]")
-    file.write_text(
-        GOOD.replace(
-            'axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}',
-            "cases = [{'rows': 1, 'dtype': 'int8'}, {'rows': 2, 'dtype': 'bool'}]",
-        )
-    )
+    cases = "cases = [{'rows': 1, 'dtype': 'int8'}, {'rows': 2, 'dtype': 'bool'}]"
+    file.write_text(GOOD.replace('axes = {"rows": [1 << 4, 3], "dtype": ["float32"]}', cases))
     options = LaunchOptions(gpu="", path=file, overrides=("workload.axes.rows=[1]", "workload.axes.dtype=[bool]"))
     with pytest.raises(
         ConfigError, match=r"workload.axes: mine has no case with these values together; valid: rows1-int8, rows2-bool"

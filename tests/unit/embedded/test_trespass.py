@@ -262,13 +262,8 @@ def test_a_body_that_a_page_could_send_without_asking_is_not_taken_for_json(
 def test_the_token_of_a_vm_opens_no_control_and_is_not_to_be_guessed(
     address: client.CloudAddress, metadata: str
 ) -> None:
-    status, said = ask(
-        metadata,
-        "GET",
-        "/computeMetadata/v1/instance/service-accounts/default/token",
-        None,
-        {"Metadata-Flavor": "Google"},
-    )
+    token = "/computeMetadata/v1/instance/service-accounts/default/token"
+    status, said = ask(metadata, "GET", token, None, {"Metadata-Flavor": "Google"})
     assert status == 200
     token = json.loads(said)["access_token"]
     assert len(token) > 40

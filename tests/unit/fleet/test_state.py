@@ -132,16 +132,8 @@ def test_a_machine_that_was_lost_counts_against_nobody_until_there_are_too_many(
 )
 def test_four_failures_among_the_first_twenty_pause_the_fleet(failures: int, stored: int, pauses: bool) -> None:
     order = [*range(stored), *range(stored, stored + failures)] if stored >= 20 else [*range(stored + failures)]
-    found = [
-        ChildLine(
-            index,
-            "stored" if place < stored else "failed",
-            1,
-            f"n{place}",
-            failed_on=(f"n{place}",) * (place >= stored),
-        )
-        for place, index in enumerate(order)
-    ]
+    found = [ChildLine(index, "stored", 1, f"n{place}") for place, index in enumerate(order)]
+    found[stored:] = [replace(line, state="failed", failed_on=(line.machine,)) for line in found[stored:]]
     state = fold_fleet(CHILDREN, found)
     assert bool(judge_retry(state).pause) is pauses
     assert not judge_retry(state, persisted=True).pause

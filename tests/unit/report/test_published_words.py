@@ -354,13 +354,10 @@ def test_the_table_of_a_slowed_host_is_that_of_its_file(file: str, heading: str)
 def watched(folder: str) -> list[tuple[str, float, float]]:
     """(regime, microseconds over the kernels alone, times the ordinary median) of each timing under the profiler."""
     found = [row for row in rows(folder, "cupti.csv") if row["watched_us"] and row["cupti_us"] and row["unwatched_us"]]
+    times = [[float(row[name]) for name in ("watched_us", "cupti_us", "unwatched_us")] for row in found]
     return [
-        (
-            row["regime"],
-            float(row["watched_us"]) - float(row["cupti_us"]),
-            float(row["watched_us"]) / float(row["unwatched_us"]),
-        )
-        for row in found
+        (row["regime"], seen - cupti, seen / ordinary)
+        for row, (seen, cupti, ordinary) in zip(found, times, strict=True)
     ]
 
 
@@ -378,10 +375,8 @@ def test_what_a_burst_adds_and_what_a_profiler_changes_is_that_of_the_files() ->
         f"`{F200}`, `{F100}` and `{B100}` burst is {span(bursts[0], 1)} µs longer than the kernels alone, and in `{B200}` "
         f"{span(bursts[1], 1)} µs"
     ).replace("`h200-20261124-forward`", "`results/h200-20261124-forward`") in text
-    assert (
-        f"are {span(short, 2)} times those of the ordinary measurement in burst and in graphs, and {span(steady, 2)} times"
-        in text
-    )
+    ordinary = f"are {span(short, 2)} times those of the ordinary measurement in burst and in graphs, and "
+    assert f"{ordinary}{span(steady, 2)} times" in text
 
 
 def test_the_sentences_about_other_timers_are_those_of_their_file() -> None:
@@ -402,10 +397,8 @@ def test_the_sentences_about_other_timers_are_those_of_their_file() -> None:
     ]
     text = flowing((ROOT / "docs" / "timers.md").read_text())
     assert f"are within {math.ceil(10 * max(graphs)) / 10} µs of CUPTI" in text
-    assert (
-        f"{min(launches):.0f} to {max(launches):.0f} µs of calls that take {min(device):.0f} to {max(device):.0f} µs"
-        in text
-    )
+    calls = f"{min(launches):.0f} to {max(launches):.0f} µs of calls that take "
+    assert f"{calls}{min(device):.0f} to {max(device):.0f} µs" in text
     assert f"`do_bench` and NVBench are {100 * min(above):.0f} to {100 * max(above):.0f} % above CUPTI" in text
     longest = [us(row, name) for row in own[:7] if row["tokens"] == "4096" for name in (*row,)[7:] if row[name]]
     assert f"The longest call ranges from {min(longest):.0f} to {max(longest):.0f} µs" in text
@@ -453,9 +446,8 @@ def test_what_the_backward_page_says_of_flash_attn_4_is_what_was_reached() -> No
         only, "b2-h16-kv16-q16384-k16384-d128-full-bfloat16-backward"
     }  # fmt: skip
     assert f"The mean is {mean_g} in graphs and {mean_b} in burst" in text
-    assert (
-        f"The worst ratio is {min(graph.each):.3f} in graphs, which misses the goal, and {min(burst.each):.3f}" in text
-    )
+    worst = f"The worst ratio is {min(graph.each):.3f} in graphs, which misses the goal, and "
+    assert f"{worst}{min(burst.each):.3f}" in text
 
 
 @pytest.mark.parametrize("folder", [F200, B200, F100, B100])

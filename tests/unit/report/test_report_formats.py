@@ -187,12 +187,7 @@ def test_each_solution_on_each_of_its_workloads_is_a_trace_with_its_status() -> 
 
 
 def test_a_workload_whose_inputs_were_not_there_was_not_evaluated() -> None:
-    study = studied(csv_text([skip("mine", "its inputs are in x, which is not there", case_id="M2")]))
-    entry = {
-        "definition": "gemm",
-        "uuid": "u",
-        "axes": {},
-        "inputs": {},
-        "skip": "its inputs are in x, which is not there",
-    }
+    why = "its inputs are in x, which is not there"
+    study = studied(csv_text([skip("mine", why, case_id="M2")]))
+    entry = {"definition": "gemm", "uuid": "u", "axes": {}, "inputs": {}, "skip": why}
     assert list(traces(Report(study), {"M2": entry}, {"mine": "gemm"})) == []

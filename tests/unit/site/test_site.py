@@ -236,13 +236,8 @@ def test_a_file_of_another_run_is_left_out_and_named(bucket: MemoryBucket, tmp_p
 
 def test_the_history_of_a_case_says_where_it_changed(bucket: MemoryBucket, tmp_path: Path) -> None:
     for number in range(12):
-        store(
-            bucket,
-            number,
-            faster=1.3 if number >= 6 else 1.0,
-            lengths=(128,),
-            environment={"payload_sha256": f"{number >= 6:064x}"},
-        )
+        payload = {"payload_sha256": f"{number >= 6:064x}"}
+        store(bucket, number, faster=1.3 if number >= 6 else 1.0, lengths=(128,), environment=payload)
     build(source(bucket), tmp_path, processes=1)
     page = (tmp_path / f"cases/{CASE}.html").read_text()
     assert "Once faster in 12 runs." in page
