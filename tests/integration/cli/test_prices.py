@@ -121,6 +121,15 @@ def test_the_last_weeks_of_spot_machines_stand_beside_the_tables_price_with_date
     assert bench("prices", "--gpu", "l4", "--json").document["history"] == []
 
 
+def test_a_gpu_that_is_attached_is_asked_about_and_has_no_history(bench: Bench) -> None:
+    start_cloud(
+        bench.home / "cloud", {"us-central1-a": {"obtainability": 0.8, "preemption_rate": 0.1, "list_usd": 0.3}}
+    )
+    rows = bench("prices", "--gpu", "t4", "--region", "us-central1", "--history", "--json").document["history"]
+    assert "us-central1-a" in {row["zone"] for row in rows}
+    assert {(row["list_usd_per_hour"], row["preemption_rate"]) for row in rows} == {(None, None)}
+
+
 @pytest.mark.usefixtures("cloud")
 def test_where_google_gives_no_history_that_is_said(bench: Bench) -> None:
     assert "no history of these machines" in bench("prices", "--gpu", "l4", "--history").out
