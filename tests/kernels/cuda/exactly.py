@@ -66,6 +66,12 @@ def exact(
     return weights @ v64, torch.logsumexp(scores, -1)
 
 
+def beside_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An exact output [..., H, S, D] and its log-sum-exp, if each head has the score of a sink besides; `sinks` [H]."""
+    both = torch.logaddexp(lse, sinks.double()[:, None])
+    return out * (lse - both).exp().nan_to_num(0.0)[..., None], both  # no key and no sink: zeros
+
+
 def assert_agree(
     got: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor, lse_error: float = 1e-4
 ) -> None:

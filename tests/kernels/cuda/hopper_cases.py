@@ -17,7 +17,7 @@ from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, SmallHopper
 from tests.kernels.cuda import exactly
-from tests.kernels.cuda.exactly import ERROR, Tensors, exact, limits
+from tests.kernels.cuda.exactly import ERROR, Tensors, beside_sinks, exact, limits
 from tests.kernels.cuda.hopper_runner import HopperProgram, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER
@@ -100,8 +100,7 @@ def complaint(
     """What is wrong with an answer; None if nothing is."""
     want, want_lse = exact(*tensors, *limits_of(kernel, tensors, case), mask=case.mask)
     if case.sinks is not None:
-        without, want_lse = want_lse, torch.logaddexp(want_lse, case.sinks.double()[:, None])
-        want = want * (without - want_lse).exp().nan_to_num(0.0)[..., None]  # no key and no sink: zeros
+        want, want_lse = beside_sinks(want, want_lse, case.sinks)
     if not bool(out.isfinite().all()):
         return "an element was not written, or is not a number"
     error = (out.double() - want).norm().item()

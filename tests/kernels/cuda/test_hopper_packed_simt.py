@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from kernels.attention.cuda.plan.posing import output_like, varlen_problem_of
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.hopper_kernels import NARROW_SHAPES, SHAPES, HopperKernel, Shape
 from tests.kernels.cuda.compiled import WITH_COMPILER
-from tests.kernels.cuda.exactly import assert_agree, exact, limits
+from tests.kernels.cuda.exactly import ERROR, assert_agree, beside_sinks, exact, limits
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
@@ -27,11 +28,12 @@ CAUSAL = HopperKernel("float16", 128, True, False, SHAPES[128, True][0], packed=
 WINDOW = HopperKernel("bfloat16", 64, True, True, Shape(2, 64, 4), packed=True)
 NARROW = HopperKernel("bfloat16", 192, True, False, NARROW_SHAPES[192, 128, True][0], packed=True, narrow=128)
 KERNELS = (FULL, CAUSAL, WINDOW, NARROW)
+TAKING_SINKS = tuple(replace(kernel, sinks=True) for kernel in KERNELS)
 LENGTHS = ((1, 1), (200, 130), (0, 70), (64, 64), (70, 0), (33, 300), (260, 259))
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
 
-program = program_with_stub(lambda folder: compile_hopper(KERNELS, "HopperParams", folder))
+program = program_with_stub(lambda folder: compile_hopper((*KERNELS, *TAKING_SINKS), "HopperParams", folder))
 
 
 def starts_of(lengths: Sequence[int]) -> torch.Tensor:
@@ -54,6 +56,7 @@ def attend(
     schedule: Schedule,
     alignment: str,
     blocks: int = 3,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output and the log-sum-exp, each NaN where nothing was written; asserts that the counter is zero again."""
     q, k, v = tensors
@@ -63,10 +66,12 @@ def attend(
         q, k, v, out, *starts, 7, 7, causal=kernel.right and not kernel.left, alignment=alignment,
         window=(70, 5) if kernel.left else None,
     )  # fmt: skip
+    given = [] if sinks is None else [sinks]
+    problem = replace(problem, sinks=sum(x.data_ptr() for x in given))
     machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
     buffers = HostBuffers(lse=lse.data_ptr())
     [step] = HopperWay(kernel, machine).steps(problem, 1 / math.sqrt(q.shape[2]), buffers)  # type: ignore[arg-type]
-    program.run(step, [q, k, v, out, lse, *starts, *buffers.memory], scratch, schedule)
+    program.run(step, [q, k, v, out, lse, *starts, *given, *buffers.memory], scratch, schedule)
     assert not any(bool(counter.any()) for counter in buffers.memory)
     return out, lse
 
@@ -95,6 +100,18 @@ def test_sequences_of_any_lengths_agree_with_float64_for_all_timings(
     tensors = draw(kernel, LENGTHS, 2, 1)
     out, lse = attend(program, kernel, tensors, LENGTHS, tmp_path, schedule, alignment)
     assert_agree(out.transpose(0, 1), lse, *expected(kernel, tensors, LENGTHS, alignment))
+
+
+@pytest.mark.parametrize("kernel", TAKING_SINKS, ids=lambda kernel: kernel.name)
+def test_sinks_take_their_share_in_sequences_with_keys_and_without(
+    program: HopperProgram, tmp_path: Path, kernel: HopperKernel
+) -> None:
+    tensors, sinks = draw(kernel, LENGTHS, 2, 1), torch.tensor([0.5, 3.0])
+    out, lse = attend(program, kernel, tensors, LENGTHS, tmp_path, SHUFFLED, "bottom-right", sinks=sinks)
+    want, want_lse = beside_sinks(*expected(kernel, tensors, LENGTHS, "bottom-right"), sinks)
+    got = out.transpose(0, 1)
+    assert (got.double() - want).norm() <= ERROR[got.dtype] * want.norm()
+    assert bool((lse.double() - want_lse).abs().max() < 1e-4)
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 40])

@@ -139,7 +139,7 @@ struct Consumer {
   }
   __device__ __forceinline__ float scale_of_row(float most) const {
     if constexpr (!C::HAS_TENSOR) return scale_for(most, p.scale_log2);
-    return fabsf(most) * LOG2_E_OF_MASK >= LARGEST ? 0.5f : scale_for(most, LOG2_E_OF_MASK);
+    return fabsf(most) * LOG2_E >= LARGEST ? 0.5f : scale_for(most, LOG2_E);
   }
 
   // Turns scores into exp2(scale_log2 (score - top)). The sums so far must be multiplied by `correction`.

@@ -2,8 +2,6 @@
 #pragma once
 #include "hopper/schedule.cuh"
 
-constexpr float LOG2_E_OF_MASK = 1.4426950408889634f;
-
 // After the call, registers a, b, c, d of lane i of a quad have what the i-th register of lanes 0, 1, 2, 3 had: a 4x4
 // transpose.
 DEVICE Chunk across_quad(u32 a, u32 b, u32 c, u32 d, int lane) {
