@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.attention.cuda.backward.ampere import AmpereConvertKernel
 from kernels.attention.cuda.backward.few import MAPS, FewBackward, FewBackwardKernel, few_refusal
 from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel, Order, PrepareKernel
 from kernels.attention.cuda.backward.plan import HopperBackward, hopper_refusal
@@ -85,7 +86,7 @@ def maps_of(entry: Entry) -> int:
     kernel = getattr(entry, "kernel", entry)
     if isinstance(kernel, FewBackwardKernel):
         return len(MAPS)
-    return 0 if isinstance(kernel, PrepareKernel | ConvertKernel) else 4
+    return 0 if isinstance(kernel, PrepareKernel | ConvertKernel | AmpereConvertKernel) else 4
 
 
 def run_few(

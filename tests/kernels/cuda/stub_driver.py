@@ -29,6 +29,7 @@ from kernels.attention.cuda.backward.kernels import (
     PrepareKernel,
 )
 from kernels.attention.cuda.backward.small import SmallBackwardKernel
+from kernels.attention.cuda.backward.wide import WideBackwardKernel
 from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameters
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import CHIPS, Entry
@@ -166,7 +167,7 @@ def sizes_of(entry: Entry) -> list[int]:
         return [ctypes.sizeof(TensorMap)] * 3 + [ctypes.sizeof(SmallParameters)]
     if isinstance(entry, HopperKernel):
         return [ctypes.sizeof(TensorMap)] * (4 if entry.shape.masks else 3) + [ctypes.sizeof(HopperParameters)]
-    if isinstance(entry, HopperBackwardKernel):
+    if isinstance(entry, HopperBackwardKernel | WideBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * 4 + [ctypes.sizeof(BackwardParameters)]
     if isinstance(entry, FewBackwardKernel):
         return [ctypes.sizeof(TensorMap)] * len(MAPS) + [ctypes.sizeof(BackwardParameters)]

@@ -61,7 +61,7 @@ class Family:
         for size, shape in pairs:
             dtype = str(self.dtypes[size]).removeprefix("torch.")
             entries.append(PrepareKernel(dtype, size, True, True))
-            entries += [SummingKernel(dtype, size, shape), AmpereConvertKernel(dtype, size, shape)]
+            entries += [SummingKernel(dtype, size, shape), AmpereConvertKernel(dtype, size, shape.queries, shape.warps)]
         unique = list({entry.name: entry for entry in entries}.values())
         return compile_backward(unique, arch or self.arch, folder, **how)  # type: ignore[arg-type]
 
@@ -132,7 +132,9 @@ def test_k_and_v_of_two_widths_have_the_right_gradients(tmp_path: Path, arch: in
         for size, at, dims in UNEVEN
     ]
     entries: list[Entry] = [kernel for _, kernel, _ in kernels]
-    entries += [AmpereConvertKernel("float16", size, kernel.shape) for size, kernel, _ in kernels]
+    entries += [
+        AmpereConvertKernel("float16", size, kernel.shape.queries, kernel.shape.warps) for size, kernel, _ in kernels
+    ]
     entries += [PrepareKernel("float16", size, True, True) for size in ampere.SHAPES]
     program = compile_backward(list({entry.name: entry for entry in entries}.values()), arch, tmp_path)
     for _, kernel, (head_dim, value_dim) in kernels:

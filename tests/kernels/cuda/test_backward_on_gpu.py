@@ -13,6 +13,7 @@ from kernels.attention.cuda.backward.ampere import ampere_ways
 from kernels.attention.cuda.backward.few import few_ways
 from kernels.attention.cuda.backward.small import small_ways
 from kernels.attention.cuda.backward.turing import turing_ways
+from kernels.attention.cuda.backward.wide import wide_ways
 from kernels.attention.cuda.calls.backward import bind_backward
 from kernels.attention.cuda.calls.quick import Options
 from kernels.attention.cuda.compile.compiler import Target
@@ -51,6 +52,8 @@ SHAPES = [
     (1, 4, 4, 515, 300, 96),
     (1, 2, 1, 64, 70, 40),
     (1, 2, 2, 300, 200, 256),
+    (2, 6, 2, 1029, 1100, 256),
+    (1, 4, 1, 515, 700, 160),
     (1, 2, 1, 100, 99, 33),
 ]
 
@@ -67,7 +70,7 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
     if machine.hopper and shape[5] in (40, 64, 96, 128):
         every += [{"way": "backward90"}, {"way": "backward90-ordered"}]
         every += [{"way": "backward90-cyclic"}] if causal is None else []
-    every += [{"way": way.name} for way in ampere_ways(problem, machine)]
+    every += [{"way": way.name} for way in (*wide_ways(problem, machine), *ampere_ways(problem, machine))]
     for how in every:
         found = errors(gradients(posed, **how), posed.exact)
         assert max(found) <= RELATIVE[dtype], (found, how)
@@ -83,6 +86,18 @@ def test_the_code_of_older_chips_has_the_same_gradients(target: str, head_dim: i
     assert bool(summing) == (head_dim <= 128 or target != "compute_75")
     for way in (None, "backward-pair", *summing):
         assert max(errors(gradients(posed, engine=engine, way=way), posed.exact)) <= RELATIVE[FP16]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(192, 128), (136, 8), (192, 256), (256, 128), (256, 184), (184, 184)]
+)
+def test_hoppers_kernel_for_wide_heads_takes_k_and_v_of_two_widths(head_dim: int, value_dim: int, causal: bool) -> None:
+    options = Options(causal, alignment="bottom-right")
+    posed = on_gpu(pose(BF16, 2, 4, 2, 1000, 1300, head_dim, options, value_dim=value_dim, with_dlse=True))
+    for way in wide_ways(posed.problem(posed.gradients()), engine_of(DEV).machine):
+        for _ in range(20):
+            assert max(errors(gradients(posed, way=way.name), posed.exact)) <= RELATIVE[BF16]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

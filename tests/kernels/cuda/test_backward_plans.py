@@ -32,6 +32,7 @@ from kernels.attention.cuda.backward.small import (
 from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
 from kernels.attention.cuda.backward.turing import every_turing_kernel, turing_ways
 from kernels.attention.cuda.backward.ways import backward_ways
+from kernels.attention.cuda.backward.wide import WideBackward, every_wide_kernel
 from kernels.attention.cuda.compile.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.plan.planning import Dropping, Layout, Lengths, Machine, Mask
@@ -48,11 +49,20 @@ def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
 def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
     entries = [*every_backward_kernel(chip), *every_small_kernel(chip), *every_ampere_kernel(chip)]
     entries += every_turing_kernel(chip)
-    entries += [*every_hopper_kernel(), *every_few_kernel()] if chip is HOPPER else ()
+    entries += [*every_hopper_kernel(), *every_few_kernel(), *every_wide_kernel()] if chip is HOPPER else ()
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.shared_bytes <= chip.shared_bytes_per_block
         assert entry.threads <= 384
+
+
+def test_heads_over_128_go_to_clusters_and_before_hopper_to_mma() -> None:
+    problem = posed(head_dim=256)
+    assert "at most 128" in (hopper_refusal(problem, MACHINE) or "")
+    assert kinds(problem) == [WideBackward, AmpereBackward, PairBackward]
+    assert kinds(problem, replace(MACHINE, hopper=False)) == [AmpereBackward, PairBackward]
+    assert kinds(posed(head_dim=256, scale=-1.0)) == [AmpereBackward, PairBackward]
+    assert kinds(posed(head_dim=128, value_dim=256)) == [AmpereBackward, PairBackward]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,6 @@ def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> Non
         ({"window_offset": -5}, "windows with a left limit", None),
         ({"lengths": Lengths(0, 0, 10, True)}, "packed sequences", "packed sequences"),
         ({"scale": -1.0}, "must be positive", None),
-        ({"head_dim": 256}, "at most 128", None),
         ({"head_dim": 100}, "16-byte", "16-byte"),
         ({"k": Layout(0, 0, 128)}, "strides", None),
     ],
@@ -341,7 +350,13 @@ def test_no_block_of_the_two_passes_computes_columns_that_no_head_has(
     [
         (
             {},
-            ["backward80-64x64w8f2s2b1h1", "backward80-64x64w8f2s1b1h1", "backward80-32x32w4f1s1b1h1", "backward-pair"],
+            [
+                "backward-wide90",
+                "backward80-64x64w8f2s2b1h1",
+                "backward80-64x64w8f2s1b1h1",
+                "backward80-32x32w4f1s1b1h1",
+                "backward-pair",
+            ],
         ),
         ({"invariant": True}, ["backward-pair"]),
         ({"softcap": 2.0}, ["backward-pair"]),
@@ -360,7 +375,7 @@ def test_k_and_v_of_two_widths_have_five_products_where_no_bits_are_asked_for(
 
 
 def test_the_rows_of_two_widths_are_prepared_with_the_width_of_v() -> None:
-    prepare, main, convert = backward_ways(posed(head_dim=192, value_dim=128), MACHINE)[0].steps(
+    prepare, main, convert = ampere_ways(posed(head_dim=192, value_dim=128), MACHINE)[0].steps(
         posed(head_dim=192, value_dim=128),
         HostBuffers(),  # type: ignore[arg-type]
     )

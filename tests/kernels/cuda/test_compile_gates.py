@@ -29,6 +29,7 @@ from kernels.attention.cuda.backward.kernels import (
 from kernels.attention.cuda.backward.small import every_small_kernel
 from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
 from kernels.attention.cuda.backward.turing import every_turing_kernel
+from kernels.attention.cuda.backward.wide import WideBackwardKernel, every_wide_kernel
 from kernels.attention.cuda.compile.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.plan.variants import CHIPS, Chip, Combine, Entry, Kernel, chip_of, kernel_table
@@ -141,7 +142,7 @@ SAMPLES: dict[str, tuple[str, Callable[[], Sequence[Entry]]]] = {
     ]),
     "backward": ("sm_90a", lambda: [
         *(HopperBackwardKernel("bfloat16", head_dim, True) for head_dim in (64, 128)),
-        FewBackwardKernel("bfloat16", 128, 128, True), few_keys(HOPPER, "bfloat16"), five_products(HOPPER, 64),
+        FewBackwardKernel("bfloat16", 128, 128, True), WideBackwardKernel("bfloat16", 256, 256), few_keys(HOPPER, "bfloat16"), five_products(HOPPER, 64),
     ]),
     "dropout": ("sm_90a", lambda: [
         dropping_pair_kernel(pair_kernel(HOPPER, "bfloat16", 128, keys=True)),
@@ -255,5 +256,5 @@ def test_every_kernel_passes_its_gates(architecture: str, compiler: Compiler, ca
     entries += [*general.every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
     entries += [] if architecture == "sm_75" else small_table(chip)
-    few = [*every_few_kernel(), *small_hopper_table(chip)] if architecture == "sm_90" else []
+    few = [*every_few_kernel(), *every_wide_kernel(), *small_hopper_table(chip)] if architecture == "sm_90" else []
     assert len(build_all(few, Target("sm_90a"), compiler, cache)) == len(few)

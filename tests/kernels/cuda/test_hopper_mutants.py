@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention.cuda.backward.few import FewBackwardKernel
 from kernels.attention.cuda.backward.kernels import ConvertKernel, HopperBackwardKernel
+from kernels.attention.cuda.backward.wide import WideBackwardKernel
 from kernels.attention.cuda.plan.variants import SOURCE
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
 from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
@@ -22,7 +23,7 @@ from tests.kernels.cuda.stub_driver import WITH_STUB, program_with_stub
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
 
-Kernel = HopperKernel | GroupKernel | HopperBackwardKernel | ConvertKernel | FewBackwardKernel
+Kernel = HopperKernel | GroupKernel | HopperBackwardKernel | ConvertKernel | FewBackwardKernel | WideBackwardKernel
 
 KERNEL = HopperKernel("bfloat16", 64, True, False, Shape(2, 64, 2, ping_pong=True))
 FEW_KEYS = GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4))
@@ -50,6 +51,10 @@ FILES = {
     FewBackwardKernel: (
         ("../backward/instructions.cuh", "../backward/prepare.cuh", "wgmma.cuh"),
         ("../backward/few.cuh",),
+    ),
+    WideBackwardKernel: (
+        tuple(f"../backward/{name}.cuh" for name in ("ampere_sums", "hopper", "cluster")),
+        ("../backward/wide.cuh",),
     ),
 }
 """By kind of kernel: what it includes, and what mistakes are put into; from source/hopper."""

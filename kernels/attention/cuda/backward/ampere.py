@@ -154,27 +154,28 @@ class SummingKernel:
 
 @dataclass(frozen=True, slots=True)
 class AmpereConvertKernel:
-    """The kernel that makes dQ from its sums, by `source/backward/ampere_sums.cuh`."""
+    """The kernel that makes dQ from its sums, by `source/backward/ampere_sums.cuh`: tiles of so many queries, shared by
+    so many warps."""
 
     dtype: str
     head_dim: int
-    shape: SummingShape
+    queries: int
+    warps: int
 
     shared_bytes = 0
 
     @property
     def name(self) -> str:
         """E.g. `backward80_convert_bf16_d64_64w4`: 64 queries and 4 warps."""
-        s = self.shape
-        return f"backward80_convert_{SHORT[self.dtype]}_d{self.head_dim}_{s.queries}w{s.warps}"
+        return f"backward80_convert_{SHORT[self.dtype]}_d{self.head_dim}_{self.queries}w{self.warps}"
 
     @property
     def threads(self) -> int:
-        return self.shape.warps * 32
+        return self.warps * 32
 
     @property
     def source(self) -> str:
-        config = f"AmpereSums<{C_TYPE[self.dtype]}, {self.head_dim}, {self.shape.queries}, {self.shape.warps}>"
+        config = f"AmpereSums<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {self.warps}>"
         return entry_point("ampere_sums", self.name, self.threads, f"backward_ampere_convert<{config}>")
 
 
@@ -224,7 +225,11 @@ class AmpereBackward:
         return [
             preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, of_values),
             Step(SummingKernel(f.dtype, size, shape, value_dim), (blocks, 1, 1), (main,)),
-            Step(AmpereConvertKernel(f.dtype, size, shape), (problem.heads * query_tiles, 1, 1), (convert,)),
+            Step(
+                AmpereConvertKernel(f.dtype, size, shape.queries, shape.warps),
+                (problem.heads * query_tiles, 1, 1),
+                (convert,),
+            ),
         ]
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
@@ -284,5 +289,5 @@ def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKer
 def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:
     """The kernels that go through the queries, and those that convert the sums, some of which several shapes share."""
     yield from (SummingKernel(dtype, size, shape) for shape in shapes)
-    converts = (AmpereConvertKernel(dtype, size, shape) for shape in shapes)
+    converts = (AmpereConvertKernel(dtype, size, shape.queries, shape.warps) for shape in shapes)
     yield from {convert.name: convert for convert in converts}.values()

@@ -97,8 +97,8 @@ PLAIN_LAYOUT = (
 )
 
 
-def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
-    """Why Hopper's kernel does not compute the problem; None if it does."""
+def hopper_refusal(problem: BackwardProblem, machine: Machine, widest: int = WIDEST) -> str | None:
+    """Why Hopper's kernel for head dimensions up to `widest` does not compute the problem; None if it does."""
     f, g = problem.forward, problem.gradients
     if not machine.hopper:
         return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
@@ -106,8 +106,8 @@ def hopper_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
         return "masks, windows with a left limit and packed sequences are not supported"
     if problem.scale <= 0.0:
         return "the scale must be positive"
-    if f.head_dim > WIDEST or not problem.is_vector:
-        return PLAIN_LAYOUT.format(WIDEST)
+    if problem.widest > widest or not problem.is_vector:
+        return PLAIN_LAYOUT.format(widest)
     q, kv = (f.batch, f.heads, f.seq_q), (f.batch, f.kv_heads, f.seq_k)
     if not (maps_describe(f.q, q) and maps_describe(f.k, kv) and maps_describe(f.v, kv) and maps_describe(g.dout, q)):
         return "a tensor map cannot describe these strides"
@@ -410,8 +410,9 @@ def map_of(problem: BackwardProblem, name: str, box_rows: int) -> TensorMap:
     f = problem.forward
     layout: Layout = problem.gradients.dout if name == "dout" else getattr(f, name)
     heads, rows = (f.kv_heads, f.seq_k) if name in "kv" else (f.heads, f.seq_q)
-    row = layout.row or f.head_dim
-    sizes, steps = (f.head_dim, rows, heads, f.batch), (row, layout.head or row, layout.batch or row)
+    width = f.width if name in ("v", "dout") else f.head_dim
+    row = layout.row or width
+    sizes, steps = (width, rows, heads, f.batch), (row, layout.head or row, layout.batch or row)
     made = cuda_driver().tensor_map(
         f.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in steps], (CHUNK_COLUMNS, box_rows, 1, 1)
     )

@@ -16,10 +16,11 @@ from kernels.attention.cuda.backward.plan import (
 )
 from kernels.attention.cuda.backward.small import SmallBackward, is_surely_faster, small_ways
 from kernels.attention.cuda.backward.turing import turing_ways
+from kernels.attention.cuda.backward.wide import WideBackward, wide_ways
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import padded_head_dim
 
-BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward | AmpereBackward
+BackwardWay = PairBackward | HopperBackward | SmallBackward | FewBackward | AmpereBackward | WideBackward
 SMALL_ROWS, SMALL_KEYS = 32, {64: 64, 128: 32}
 """Where the kernels for few keys go before Hopper's one launch: where they keep so many rows, and, by padded head
 dimension, up to so many keys otherwise (`results/backward-small-h200.jsonl`)."""
@@ -29,8 +30,9 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     """Every way of computing the problem; the preferred one is the first. The first one with `same_bits` is for callers
     that want the same bits in every run. In batch-invariant calls there is one, whatever the batch."""
     if problem.forward.is_shaped:
-        summed = [] if problem.forward.invariant else ampere_ways(problem, machine)
-        return [*summed, PairBackward(machine)]
+        pair: list[BackwardWay] = [PairBackward(machine)]
+        is_alone = problem.forward.invariant
+        return pair if is_alone else [*wide_ways(problem, machine), *ampere_ways(problem, machine), *pair]
     is_hoppers = hopper_refusal(problem, machine) is None
     if problem.forward.invariant:
         return [HopperBackward(machine, order=Order.KEYS) if is_hoppers else PairBackward(machine)]
@@ -38,7 +40,7 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     ordered = ordered_ways(problem, machine) if is_hoppers else []
     small, few = small_ways(problem, machine), few_ways(problem, machine)
     summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
-    portable: list[BackwardWay] = [*summing, PairBackward(machine)]
+    portable: list[BackwardWay] = [*wide_ways(problem, machine), *summing, PairBackward(machine)]
     small_fits = bool(small) and small[0].is_one_round(problem)
     if small_fits and is_surely_faster(small[0], problem) and (not few or is_small_enough(small[0], problem)):
         return [*small, *few, *hopper, *ordered, *portable]

@@ -27,7 +27,10 @@ HEADERS = (
         for name in ("instructions", "problem", "scores", "exchange", "registers", "shared", "warpgroups")
     ),
     *(f"backward/{name}.cuh" for name in ("problem", "products", "prepare", "pair", "small")),
-    *(f"backward/{name}.cuh" for name in ("instructions", "wgmma", "order", "hopper", "convert", "few")),
+    *(
+        f"backward/{name}.cuh"
+        for name in ("instructions", "wgmma", "order", "hopper", "convert", "few", "cluster", "wide")
+    ),
     *(f"backward/{name}.cuh" for name in ("ampere_sums", "ampere", "turing")),
 )
 

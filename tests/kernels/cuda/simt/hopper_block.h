@@ -78,7 +78,16 @@ struct Addition {
   std::vector<float> floats;  // once they have been read
 };
 
+struct Letter {  // from the other block of a cluster: bytes of its shared memory, or an arrival
+  u32 to, bytes, barrier;
+  const char* from;
+};
+
 struct Block {
+  std::vector<Letter> letters;
+  std::vector<size_t> met_peer;  // by each thread, so often
+  int sender = 0;                // the thread that last copied to the other block
+  char* memory = nullptr;
   std::vector<Waiting> waiting;
   std::vector<int> registers;  // of each thread
   i64 free_registers = 0;
@@ -95,6 +104,7 @@ constexpr int REGISTERS_OF_SM = 65536, MOST_REGISTERS = 255;
 inline __thread Block* running;  // on this thread of the host
 
 void carry_out(const Box& box);
+void open_letter(const Letter& letter);
 inline bool end_products();
 
 inline void wait_elsewhere(Wait what, u32 which, u32 parity = 0, i64 until = 0) {
@@ -194,10 +204,23 @@ inline bool run_warp(Lane* warp) {
 inline bool await_other_blocks();
 inline void tell_progress();
 inline thread_local size_t place_among_blocks = 0;
+inline std::vector<Block*> present;                 // by their place
+inline std::vector<std::map<size_t, int>> meetings;  // of each pair of blocks: threads that have come to the how-manieth
+
+inline Block* peer() { return present[place_among_blocks ^ 1]; }
+
+// What the other block has sent arrives as late as can be: when nothing else can go on.
+inline bool open_letters() {
+  const std::vector<Letter> all = std::move(running->letters);
+  running->letters.clear();
+  for (const Letter& letter : all) open_letter(letter);
+  return !all.empty();
+}
 
 inline void run_parting_block(int threads) {
   Block own;
   running = &own;
+  present[place_among_blocks] = &own, own.memory = shared, own.met_peer.resize(threads);
   running->waiting.resize(threads);
   running->chance.seed(seed), running->own_chance.seed(seed * 1000 + (unsigned)place_among_blocks);
   running->warpgroups.resize((threads + 127) / 128);
@@ -218,7 +241,7 @@ inline void run_parting_block(int threads) {
     if (at_block == threads) {
       races::meet(0, threads);
       for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
-    } else if (do_something_late())
+    } else if (do_something_late() || open_letters())
       tell_progress();
     else if (!await_other_blocks())
       fail_of_deadlock();
@@ -230,6 +253,9 @@ inline void run_parting_block(int threads) {
     if (barrier.bytes) fail("a barrier still counts bytes at the end of its block");
   for (const Warpgroup& w : running->warpgroups)
     if (!w.products.empty()) fail("a product is still under way at the end of its block");
+  for (const Letter& letter : running->letters)
+    if (letter.bytes) fail("a copy of the other block is still under way at the end of its block");
+  present[place_among_blocks] = nullptr;
   races::end();
 }
 
@@ -271,7 +297,11 @@ void let_other_blocks_run() {
 // Nothing in this block can go on: the others run. False if no fiber waits for what another block does, or none of them does it.
 inline bool await_other_blocks() {
   bool waits = false;
-  for (int i = 0; i < lane_count; i++) waits |= lanes[i].state == State::ELSEWHERE && running->waiting[i].what == Wait::VALUE;
+  for (int i = 0; i < lane_count; i++) {
+    const Wait what = running->waiting[i].what;
+    const bool by_peer = what == Wait::BARRIER && running->met_peer[i] && place_among_blocks < present.size() && peer();
+    waits |= lanes[i].state == State::ELSEWHERE && (what == Wait::VALUE || by_peer);
+  }
   if (!waits || turns->fruitless++ > 2 * turns->ended.size()) return false;
   pass_on();
   wake(Wait::VALUE, 0, [](const Waiting& w) { return *w.at == w.value; });
@@ -304,6 +334,31 @@ int claim_value(int* at) {
   return before;
 }
 
+u32 address_in_cluster(const void* pointer) {
+  window = (u32)(place_among_blocks & 1) << 24;
+  return address_of(pointer) + window;
+}
+
+void meet_peer() {
+  const size_t which = running->met_peer[current]++;
+  int& come = meetings[place_among_blocks / 2][which];
+  come++;
+  if (std::all_of(running->met_peer.begin(), running->met_peer.end(), [&](size_t met) { return met > which; })) races::meet(0, lane_count);
+  while (come != 2 * lane_count) {
+    running->waiting[current] = {Wait::VALUE, 0, 0, 0, &come, 2 * lane_count};
+    wait(State::ELSEWHERE);
+  }
+}
+
+// What will be overwritten is lost at once; what is sent is read when the letter is opened.
+void send_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) {
+  if (!peer()) fail("something is sent to a block that is not there");
+  if (to % 16 || from % 16 || bytes % 16) fail("a copy to another block of no whole pieces of 16");
+  if (bytes) races::addition_reads(running->sender = current, shared_bytes(from, 16), bytes);
+  if (bytes) std::memset(peer()->memory + (to - window - SHARED_BASE), 0xff, bytes);
+  peer()->letters.push_back({to - window, bytes, barrier - window, bytes ? shared_bytes(from, 16) : nullptr});
+}
+
 void give_value(int* at, int value) {
   check_global((const char*)at, sizeof *at, "a number is written outside of what a kernel may write");
   *at = value;
@@ -332,6 +387,7 @@ void launch_parting(const std::vector<Launch>& launches) {
   std::vector<Place> places;
   for (const Launch& one : launches)
     for (unsigned i = 0; i < one.grid.x * one.grid.y * one.grid.z; i++) places.push_back({&one, i});
+  present.assign(places.size() + 1, nullptr), meetings.assign(places.size(), {});
   Turns all(places.size());
   turns = &all;
   takes_its_turn = seed ? by_chance : nullptr;

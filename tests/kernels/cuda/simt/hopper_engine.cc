@@ -59,6 +59,21 @@ void carry_out(const Box& box) {
   advance(box.barrier, b);
 }
 
+void open_letter(const Letter& letter) {
+  const u32 to = letter.to + window, barrier = letter.barrier + window;
+  Barrier& b = barrier_at(barrier);
+  if (letter.bytes) {
+    check_not_read({to, to + letter.bytes});
+    for (u32 i = 0; i < letter.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), letter.from + i, 16);
+    b.bytes -= letter.bytes;
+  } else {
+    if (b.due-- == 0) fail("a barrier has one arrival too many in a phase");
+    races::see_additions(running->sender);  // what was sent to the other block has been read when that one arrives
+    races::arrive(running->sender, barrier);
+  }
+  advance(barrier, b);
+}
+
 // The copy is under way: what lies at its place is lost at once.
 static void start(Box box) {
   barrier_at(box.barrier);

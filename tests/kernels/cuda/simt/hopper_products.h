@@ -15,7 +15,7 @@ inline Matrix matrix_of(u64 descriptor) {
   if (descriptor >> 62 != 1) fail("a matrix that is not swizzled in 128 bytes");
   if (descriptor >> 49 & 7) fail("a matrix that does not begin where its swizzle does");
   const auto field = [&](int at) { return (u32)(descriptor >> at & 0x3fff) << 4; };
-  return {field(0), field(16), field(32)};
+  return {field(0) + window, field(16), field(32)};
 }
 
 // Eight elements that follow each other.

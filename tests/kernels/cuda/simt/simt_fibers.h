@@ -15,6 +15,7 @@ constexpr u32 SHARED_BASE = 1024;  // not 0, so that a forgotten base shows
 // Of one block each; blocks that take turns have a thread of the host each.
 inline __thread char* shared;
 inline __thread size_t shared_size;
+inline __thread u32 window;  // where shared memory begins for a block of a cluster, less SHARED_BASE
 inline __thread int current;
 inline __thread Index thread_index, block_index;
 inline __thread Index grid_size;

@@ -6,6 +6,7 @@
 #include "simt_device.h"
 
 #define __shared__ static thread_local
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #undef SHARED_MEMORY
 #define SHARED_MEMORY(name) \
@@ -75,6 +76,10 @@ void await_products(int pending);
 void check_settled(const float* d);
 
 void give_registers(int count, bool more);
+
+u32 address_in_cluster(const void* pointer);  // with the number of its block in the bits of an address that memory does not need
+void send_to_peer(u32 to, u32 from, u32 bytes, u32 barrier);  // to the other block of a cluster; no bytes: an arrival
+void meet_peer();
 
 }  // namespace simt
 

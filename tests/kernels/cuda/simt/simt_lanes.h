@@ -38,6 +38,7 @@ inline __thread int lane_count;
 inline Lane& lane() { return lanes[current]; }
 
 inline char* shared_bytes(u32 address, size_t size) {
+  address -= window;
   if (address % size != 0) fail("misaligned access to shared memory");
   if (address < SHARED_BASE || address - SHARED_BASE + size > shared_size) fail("access outside shared memory");
   return shared + (address - SHARED_BASE);

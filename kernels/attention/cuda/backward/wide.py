@@ -1,0 +1,127 @@
+"""The backward pass for Hopper and head dimensions over 128: two blocks of a cluster share each tile of keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.attention.cuda.backward.ampere import SHAPES, AmpereConvertKernel
+from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, PrepareKernel, mapped_entry_point
+from kernels.attention.cuda.backward.plan import (
+    BackwardProblem,
+    copy_parameters,
+    heads_of_section,
+    hopper_refusal,
+    is_small,
+    map_of,
+    preparing_step,
+    with_numbers,
+)
+from kernels.attention.cuda.plan.parameters import Divisor
+from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
+from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT
+from kernels.attention.cuda.run.launching import Buffers, Step
+
+WIDTHS = (192, 256)
+"""The padded widths of K."""
+VALUE_WIDTHS = (128, 192, 256)
+"""The padded widths of V."""
+NARROWER = 128
+"""The widest K of `backward90`."""
+QUERIES = 64
+"""The queries of a tile, and the keys that each block of a cluster keeps."""
+MOST_DOUBLED = 384
+"""The widths of K and V, added up, to which there is room for two tiles of dO."""
+TILE_BYTES = QUERIES * QUERIES * ELEMENT_BYTES
+"""64 rows of 64 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideBackwardKernel:
+    """A specialisation of `source/backward/wide.cuh`, by the padded widths of K and of V."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        """E.g. `backward_wide90_bf16_d192v128`."""
+        return f"backward_wide90_{SHORT[self.dtype]}_d{self.head_dim}v{self.value_dim}"
+
+    @property
+    def shared_bytes(self) -> int:
+        columns, values = self.head_dim // QUERIES, self.value_dim // QUERIES
+        douts = 1 if self.head_dim + self.value_dim > MOST_DOUBLED else 2
+        tiles = columns + 2 + values + 2 * columns + douts * values + 2 * 2
+        weights, numbers, waits = QUERIES * QUERIES * 4, 4 * QUERIES * 4, 15 * 8
+        return tiles * TILE_BYTES + weights + numbers + waits
+
+    @property
+    def source(self) -> str:
+        config = f"BackwardWide<{C_TYPE[self.dtype]}, {self.head_dim}, {self.value_dim}>"
+        given = ("backward_wide", ("q", "k", "v", "dout"), config, self.shared_bytes)
+        text = mapped_entry_point("wide", self.name, self.threads, *given)
+        return text.replace("__launch_bounds__", "__cluster_dims__(2, 1, 1) __launch_bounds__", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WideBackward:
+    """One pass over keys by clusters of two blocks, with dQ summed in float32: its last bits may differ from run to
+    run."""
+
+    machine: Machine
+
+    name = "backward-wide90"
+    same_bits = False
+
+    def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
+        """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
+        f = problem.forward
+        size, width = (least_width(f.head_dim, WIDTHS), least_width(f.width, VALUE_WIDTHS))
+        query_tiles, key_tiles = -(-f.seq_q // QUERIES), -(-f.seq_k // HOPPER_KEYS)
+        parameters = with_numbers(problem, query_tiles * QUERIES, buffers)
+        cleared = PADDED_HEAD_DIMS[-1]
+        parameters.sums = buffers.scratch(problem.heads * query_tiles * QUERIES * cleared * 4)
+        heads = heads_of_section(problem, self.machine, HOPPER_KEYS)
+        main, convert, of_values = (copy_parameters(parameters) for _ in range(3))
+        of_values.head_dim = f.width
+        main.items = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
+        main.query_tiles, convert.tiles = query_tiles, Divisor.of(query_tiles)
+        main.tiles, main.section, main.section_tiles = (
+            Divisor.of(count) for count in (key_tiles, heads, heads * key_tiles)
+        )
+        maps = [map_of(problem, name, QUERIES) for name in ("q", "k", "v", "dout")]
+        kernel = WideBackwardKernel(f.dtype, size, width)
+        to_sum = AmpereConvertKernel(f.dtype, size, QUERIES, size // 32)
+        dependent = is_small(problem, self.machine, HOPPER_KEYS)
+        return [
+            preparing_step(PrepareKernel(f.dtype, cleared, True, True), problem, query_tiles * QUERIES, of_values),
+            Step(kernel, (2 * main.items, 1, 1), (*maps, main), dependent),
+            Step(to_sum, (problem.heads * query_tiles, 1, 1), (convert,)),
+        ]
+
+
+def least_width(width: int, widths: tuple[int, ...]) -> int:
+    """The least of the widths that is not smaller."""
+    return next(wide for wide in widths if wide >= width)
+
+
+def wide_ways(problem: BackwardProblem, machine: Machine) -> list[WideBackward]:
+    """This way, where it computes the problem."""
+    f = problem.forward
+    shaped = f.shapes_scores or f.dropout is not None
+    if shaped or f.head_dim <= NARROWER or hopper_refusal(problem, machine, WIDTHS[-1]) is not None:
+        return []
+    return [WideBackward(machine)]
+
+
+def every_wide_kernel() -> Iterator[WideBackwardKernel | AmpereConvertKernel]:
+    """All kernels that a plan can choose, without those that others have too."""
+    for dtype, size in itertools.product(C_TYPE, WIDTHS):
+        yield from (WideBackwardKernel(dtype, size, width) for width in VALUE_WIDTHS)
+        if size not in SHAPES:
+            yield AmpereConvertKernel(dtype, size, QUERIES, size // 32)
