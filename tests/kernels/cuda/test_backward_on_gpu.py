@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention.cuda import attention, attention_varlen
 from kernels.attention.cuda.backward.ampere import ampere_ways
+from kernels.attention.cuda.backward.costs import possible_parts
 from kernels.attention.cuda.backward.few import few_ways
 from kernels.attention.cuda.backward.small import small_ways
 from kernels.attention.cuda.backward.turing import turing_ways
@@ -69,6 +70,7 @@ def test_every_way_is_as_close_to_float64_as_the_element_type_allows(
     problem, machine = posed.problem(posed.gradients()), engine_of(DEV).machine
     if machine.hopper and shape[5] in (40, 64, 96, 128):
         every += [{"way": "backward90"}, {"way": "backward90-ordered"}]
+        every += [{"way": f"backward90-parts{parts}"} for parts in possible_parts(problem) if shape[1] > shape[2]]
         every += [{"way": "backward90-cyclic"}] if causal is None else []
     every += [{"way": way.name} for way in (*wide_ways(problem, machine), *ampere_ways(problem, machine))]
     for how in every:
@@ -144,6 +146,33 @@ def test_sums_in_an_order_have_the_same_bits_also_beside_other_launches(
                 run()
         torch.cuda.synchronize()
         assert all(torch.equal(a, b) for _, _, found in runs for a, b in zip(found, first, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 2, 1000, 1000, 64), (1, 32, 4, 1024, 1024, 128), (3, 16, 2, 300, 700, 128)])
+def test_parts_of_a_group_give_keys_and_values_the_same_bits(
+    shape: tuple[int, int, int, int, int, int], causal: bool
+) -> None:
+    """Whichever part is the last, also when launches share the GPU."""
+    if not engine_of(DEV).machine.hopper:
+        pytest.skip("Hopper's")
+    posed = on_gpu(pose(BF16, *shape, Options(causal)))
+    for parts in possible_parts(posed.problem(posed.gradients())):
+        first, runs = gradients(posed, way=f"backward90-parts{parts}"), []
+        assert max(errors(first, posed.exact)) <= RELATIVE[BF16]
+        for _ in range(2):
+            with torch.cuda.stream(torch.cuda.Stream(DEV)):
+                found = posed.gradients()
+                given = (posed.tensors, posed.out, posed.lse, posed.dout, found, posed.options)
+                runs.append((torch.cuda.current_stream(), bind_backward(*given, way=f"backward90-parts{parts}"), found))
+        for _ in range(20):
+            for stream, run, _ in runs:
+                with torch.cuda.stream(stream):
+                    run()
+            torch.cuda.synchronize()
+            for _, _, found in runs:
+                assert all(torch.equal(a, b) for a, b in zip(found[1:], first[1:], strict=True))
+                assert max(errors(found, posed.exact)) <= RELATIVE[BF16]
 
 
 def sdpa_gradients(tensors: list[torch.Tensor], dout: torch.Tensor, **options: Any) -> list[torch.Tensor]:

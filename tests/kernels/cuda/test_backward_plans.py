@@ -18,9 +18,14 @@ from kernels.attention.cuda.backward.ampere import (
     ampere_ways,
     every_ampere_kernel,
 )
-from kernels.attention.cuda.backward.costs import schedule_span
+from kernels.attention.cuda.backward.costs import possible_parts, schedule_span, three_launches
 from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
-from kernels.attention.cuda.backward.kernels import Order, every_backward_kernel, every_hopper_kernel
+from kernels.attention.cuda.backward.kernels import (
+    BackwardParameters,
+    Order,
+    every_backward_kernel,
+    every_hopper_kernel,
+)
 from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
 from kernels.attention.cuda.backward.small import (
     MOST_ROWS,
@@ -39,6 +44,7 @@ from kernels.attention.cuda.plan.planning import Dropping, Layout, Lengths, Mach
 from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from tests.kernels.cuda.backward_problems import ADA, AMPERE, FEW, HOPPER, MACHINE, TURING, posed
 from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 
 
 def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
@@ -291,6 +297,72 @@ def test_blocks_follow_each_other_on_the_first_sm_that_is_free() -> None:
     assert schedule_span([3.0, 1.0, 1.0, 1.0], 2) == 3.0
     assert schedule_span([1.0, 1.0, 3.0], 2) == 4.0
     assert schedule_span([], 2) == 0.0
+
+
+LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"seq": 1024}, 4),
+        ({"seq": 2048}, 2),  # 128 tiles of keys, of which the longest takes as long as all on 132 SMs: 592 us, not 329
+        ({"seq": 4096}, 1),
+        ({"seq": 8192}, 1),
+        ({"seq": 16384}, 1),
+        ({"seq": 1024, "batch": 2}, 2),
+        ({"seq": 2048, "batch": 2}, 1),
+        ({"seq": 4096, "batch": 2}, 1),
+        ({"seq": 1024, "heads": 32}, 4),
+        ({"seq": 2048, "heads": 32}, 2),
+        ({"seq": 4096, "heads": 32}, 1),
+        ({"seq": 16384, "heads": 32}, 1),
+        ({"seq": 2048, "heads": 32, "batch": 2}, 1),
+        ({"seq": 2048, "causal": False}, 1),  # one round of equal tiles
+        ({"seq": 1024, "causal": False}, 2),
+        ({"seq": 2048, "heads": 56}, 1),
+        ({"seq": 2048, "head_dim": 64}, 2),
+    ],
+)
+def test_a_group_is_in_parts_where_its_longest_tiles_would_end_late(sizes: dict[str, Any], parts: int) -> None:
+    problem = posed(**{**LLAMA, **sizes})
+    ways = [way for way in backward_ways(problem, MACHINE) if isinstance(way, HopperBackward) and not way.same_bits]
+    possible = possible_parts(problem)
+    assert (ways[0].parts or 1) == parts
+    assert sorted(way.name for way in ways) == (
+        [f"backward90-parts{n}" for n in possible] if len(possible) > 1 else ["backward90"]
+    )
+
+
+def test_heads_without_a_group_have_no_parts() -> None:
+    for sizes in ({"seq": 1024}, {"seq": 2048, "batch": 1, "heads": 8, "kv_heads": 8}):
+        ways = backward_ways(posed(**sizes), MACHINE)
+        assert not [way.name for way in ways if "parts" in way.name]
+
+
+def test_the_last_part_of_each_head_reads_the_sums_of_all() -> None:
+    problem = posed(batch=1, heads=4, kv_heads=1, seq=128)  # two tiles of queries of each head pass by
+    tile = three_launches(problem, 1) - three_launches(posed(batch=1, heads=3, kv_heads=1, seq=128), 1)
+    undivided, two = (three_launches(problem, 8, parts) for parts in (1, 2))
+    assert two == pytest.approx(undivided + (4 + 1 + 2 - 8) * tile / 2)
+
+
+@WITH_STUB
+@pytest.mark.parametrize(("parts", "numbers"), [(1, 128 + 2 * 2048), (2, 256 + 8 * 128 + 2 * 2048)])
+def test_each_part_of_a_group_counts_as_a_group_of_its_own(stub: Stub, parts: int, numbers: int) -> None:
+    buffers = HostBuffers()
+    prepare, main, convert = HopperBackward(MACHINE, parts=parts).steps(posed(**LLAMA, seq=2048), buffers)  # type: ignore[arg-type]
+    given = main.arguments[-1]
+    assert isinstance(given, BackwardParameters)
+    assert main.entry.name.endswith("_parts") == (parts > 1)
+    assert (given.items, given.all_kv_heads, given.section.divisor) == (128 * parts, 8 * parts, 8 * parts)
+    assert (given.group.divisor, given.kv_heads.divisor, 1 << given.part_bits) == (8 // parts, 8 * parts, parts)
+    assert convert.grid == (64 * 32, 1, 1)
+    cleared, tiles = prepare.arguments[0].all_kv_heads, given.tiles.divisor  # type: ignore[attr-defined]
+    assert cleared * tiles + given.all_heads * given.query_tiles * 2 == numbers
+    sizes = [memory.numel() for memory in buffers.memory]
+    assert numbers * 4 in sizes
+    assert (64 * 32 * 64 * 128 + (parts > 1) * parts * 128 * 2 * 128 * 128) * 4 in sizes
 
 
 MEASURED = Path(kernels.attention.cuda.__file__).parent / "results" / "backward-small-h200.jsonl"

@@ -7,7 +7,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward.plan import BackwardProblem
+from kernels.attention.cuda.backward.plan import PARTS, BackwardProblem, is_small
+from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import padded_head_dim
 
 ELEMENTS_OF_TILE = 64 * 128
@@ -42,6 +43,12 @@ without was this for each tile of keys of a head that began at the same time (2.
 IN_A_CIRCLE = 1.03
 """What a round of tiles takes in a cyclic order, over what it takes in any: 1.00 to 1.05 with 32 and 64 heads on an
 H200, 2026-11-26 (`BACKWARD.md`)."""
+
+PART_TILES = 1
+"""A block leaves the sums of a part in the time in which so many tiles pass by, and the block that is last reads them
+in as much: about half of what an SM can exchange with the L2 cache. Not measured."""
+PARTS_GAIN = 0.97
+"""Groups are divided where that is expected to take at most so much of the time."""
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
@@ -78,12 +85,33 @@ def one_launch(problem: BackwardProblem, rows: int, sm_count: int) -> float:
     return price.launch + schedule_span(keys * (f.batch * f.kv_heads) + queries * (f.batch * f.heads), sm_count)
 
 
-def three_launches(problem: BackwardProblem, sm_count: int) -> float:
-    """The microseconds of `backward90`, which takes the longest blocks first."""
+def three_launches(problem: BackwardProblem, sm_count: int, parts: int = 1) -> float:
+    """The microseconds of `backward90`, which takes the longest blocks first, with groups in so many parts."""
     f = problem.forward
     price, heads = THREE_LAUNCHES[padded_head_dim(f.head_dim)], f.batch * f.kv_heads
-    blocks = [price.block + price.keys * n for n in passing_keys(problem, HOPPER_ROWS) for _ in range(heads)]
+    leaving = PART_TILES if parts > 1 else 0
+    blocks = []
+    for n in passing_keys(problem, HOPPER_ROWS):
+        for part in range(heads * parts):  # of each head of K the last one reads what all have left
+            tiles = n // parts + leaving * (1 + (parts if part % parts == parts - 1 else 0))
+            blocks.append(price.block + price.keys * tiles)
     return price.launch + schedule_span(blocks, sm_count)
+
+
+def possible_parts(problem: BackwardProblem) -> list[int]:
+    """The numbers of parts in which a group of heads can be divided; there is only 1 where heads have no group."""
+    return [parts for parts in PARTS if problem.forward.group % parts == 0]
+
+
+def best_parts(problem: BackwardProblem, machine: Machine) -> int:
+    """The number of parts with which `backward90` should end first: 1 unless that is sure to gain. With many rounds of
+    tiles it cannot, and they are not counted."""
+    possible = possible_parts(problem)
+    if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
+        return 1
+    spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible}
+    best = min(spans, key=lambda parts: spans[parts])
+    return best if spans[best] <= PARTS_GAIN * spans[1] else 1
 
 
 def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:

@@ -65,7 +65,7 @@ class BackwardParameters(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
         ("slopes_batch", ctypes.c_int64),
         ("cap", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("value_dim", "level")),
+        *((name, ctypes.c_int32) for name in ("value_dim", "level", "part_bits")),
     ]
 
 
@@ -228,13 +228,15 @@ class HopperBackwardKernel:
     head_dim: int
     causal: bool
     order: Order = Order.ANY
+    parts: bool = False
+    """It takes the heads of a group in parts."""
 
     threads = 384
 
     @property
     def name(self) -> str:
         mask = "causal" if self.causal else "full"
-        tile = f"{self.queries}x{HOPPER_KEYS}{self.order and f'_{self.order}'}"
+        tile = f"{self.queries}x{HOPPER_KEYS}{self.order and f'_{self.order}'}{'_parts' if self.parts else ''}"
         return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{tile}"
 
     @property
@@ -249,7 +251,7 @@ class HopperBackwardKernel:
 
     @property
     def source(self) -> str:
-        flags = f"{cpp_flag(self.causal)}, {C_ORDER[self.order]}"
+        flags = f"{cpp_flag(self.causal)}, {C_ORDER[self.order]}{', true' if self.parts else ''}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
         name, maps = self.name, ("q", "k", "v", "dout")
         return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
@@ -358,3 +360,5 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
         for causal, order in itertools.product((False, True), Order):
             if not (causal and order is Order.CYCLIC):
                 yield HopperBackwardKernel(dtype, size, causal, order)
+        for causal in (False, True):
+            yield HopperBackwardKernel(dtype, size, causal, parts=True)

@@ -42,6 +42,12 @@ CAUSAL_ROWS, CAUSAL_PART, FULL_ROWS, FULL_PART = 2048, 4, 4096, 2
 """In an order, of each head: rows that are to fit the L2 cache, and if it is more, what part of all. Under a causal
 mask, and without one: nearly the fastest of one, two and four times the heads that fit whole (H100, 2026-11-23,
 `BACKWARD.md`)."""
+PARTS = (1, 2, 4, 8)
+"""The numbers of parts in which Hopper's kernel may take the heads of a group."""
+WARPS_WITH_SUMS = 8
+"""Of a block: each counts by itself which parts of a group have left their sums."""
+SUMS_OF_PART = {size: 2 * HOPPER_KEYS * size for size in HOPPER_QUERIES}
+"""How many floats of dK and dV a part leaves for each tile of keys, by padded head dimension."""
 LONG_ROWS, LONG_SHARE = 4096, 0.5
 """From so many rows on, heads under a causal mask, in any order, are to fit this share of what they otherwise fit
 (H200, 2026-11-26, `BACKWARD.md`)."""
@@ -292,15 +298,17 @@ class PairBackward:
 @dataclass(frozen=True, slots=True)
 class HopperBackward:
     """One pass over keys, with dQ summed in float32 in an `order`. `section`: its heads, where not as many as fit the
-    L2 cache."""
+    L2 cache. `parts`: a block has so many fewer of the heads of a group; None where nobody named their number."""
 
     machine: Machine
     section: int | None = None
     order: Order = Order.ANY
+    parts: int | None = None
 
     @property
     def name(self) -> str:
-        return f"backward90-{self.order}" if self.order else "backward90"
+        kind = self.order or (f"parts{self.parts}" if self.parts else "")
+        return f"backward90-{kind}" if kind else "backward90"
 
     @property
     def same_bits(self) -> bool:
@@ -308,25 +316,45 @@ class HopperBackward:
 
     def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
         f = problem.forward
-        return HopperBackwardKernel(f.dtype, padded_head_dim(f.head_dim), f.causal, self.order)
+        return HopperBackwardKernel(f.dtype, padded_head_dim(f.head_dim), f.causal, self.order, self.divides)
+
+    @property
+    def divides(self) -> bool:
+        """Whether a block has only some of the heads of a group."""
+        return (self.parts or 1) > 1
+
+    def parameters(
+        self, problem: BackwardProblem, kernel: HopperBackwardKernel, buffers: Buffers
+    ) -> BackwardParameters:
+        """The parameters of all three launches, but for the counter. Each part of a group counts as a group."""
+        f, parts = problem.forward, self.parts or 1
+        query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
+        made = with_numbers(problem, query_tiles * kernel.queries, buffers)
+        kv_heads, all_tiles = f.batch * f.kv_heads * parts, problem.heads * query_tiles
+        sums = all_tiles * SUMS_OF_BLOCK + (kv_heads * key_tiles * SUMS_OF_PART[kernel.head_dim] if self.divides else 0)
+        made.sums = buffers.scratch(sums * 4)
+        numbers = (kv_heads + self.heads_with_arrivals(problem)) * key_tiles + all_tiles * SHARES_OF_BLOCK
+        made.progress = buffers.scratch(numbers * 4)
+        heads = min((self.section or self.heads_of_section(problem)) * parts, kv_heads)
+        made.part_bits, made.all_kv_heads = parts.bit_length() - 1, kv_heads
+        made.kv_heads, made.group = Divisor.of(f.kv_heads * parts), Divisor.of(f.group // parts)
+        made.query_tiles, made.items = query_tiles, -(-kv_heads // heads) * heads * key_tiles
+        made.tiles, made.section, made.section_tiles = map(Divisor.of, (key_tiles, heads, heads * key_tiles))
+        return made
+
+    def heads_with_arrivals(self, problem: BackwardProblem) -> int:
+        """For so many more heads than there are the first launch clears numbers: those that count arrived parts."""
+        return WARPS_WITH_SUMS * problem.forward.batch * problem.forward.kv_heads if self.divides else 0
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
         """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
         f, size, kernel = problem.forward, padded_head_dim(problem.forward.head_dim), self.kernel(problem)
-        query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
-        stat_rows = query_tiles * kernel.queries
-        parameters = with_numbers(problem, stat_rows, buffers)
-        kv_heads, all_tiles = f.batch * f.kv_heads, problem.heads * query_tiles
-        parameters.sums = buffers.scratch(all_tiles * SUMS_OF_BLOCK * 4)
-        parameters.progress = buffers.scratch((kv_heads * key_tiles + all_tiles * SHARES_OF_BLOCK) * 4)
-        heads = min(self.section or self.heads_of_section(problem), kv_heads)
-        sections = -(-kv_heads // heads)
-        parameters.query_tiles, parameters.items = query_tiles, sections * heads * key_tiles
-        parameters.tiles, parameters.section = Divisor.of(key_tiles), Divisor.of(heads)
-        parameters.section_tiles = Divisor.of(heads * key_tiles)
+        parameters = self.parameters(problem, kernel, buffers)
+        clearing = copy_parameters(parameters)
+        clearing.all_kv_heads += self.heads_with_arrivals(problem)
         keeps_sums = (f.causal or self.same_bits) and all_see_the_first_keys(problem)
         prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums)
-        steps = [preparing_step(prepare, problem, stat_rows, parameters)]
+        steps = [preparing_step(prepare, problem, parameters.query_tiles * kernel.queries, clearing)]
         cooperative = self.order is Order.CYCLIC
         dependent = is_small(problem, self.machine, HOPPER_KEYS) and not cooperative
         main = copy_parameters(parameters)
@@ -339,7 +367,7 @@ class HopperBackward:
         )
         steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent, cooperative))
         convert = ConvertKernel(f.dtype, size, self.same_bits)
-        blocks = sections * heads * f.group * query_tiles
+        blocks = main.items // main.tiles.divisor * main.group.divisor * main.query_tiles
         steps.append(Step(convert, (blocks, 1, 1), (copy_parameters(parameters),), not cooperative))
         return steps
 

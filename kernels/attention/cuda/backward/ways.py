@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from kernels.attention.cuda.backward.ampere import AmpereBackward, ampere_ways
-from kernels.attention.cuda.backward.costs import three_launches_cyclic, three_launches_in_turns
+from kernels.attention.cuda.backward.costs import (
+    best_parts,
+    possible_parts,
+    three_launches_cyclic,
+    three_launches_in_turns,
+)
 from kernels.attention.cuda.backward.few import FewBackward, few_ways, is_before_hopper, is_before_ordered
 from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, Order
 from kernels.attention.cuda.backward.plan import (
@@ -36,7 +41,7 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     is_hoppers = hopper_refusal(problem, machine) is None
     if problem.forward.invariant:
         return [HopperBackward(machine, order=Order.KEYS) if is_hoppers else PairBackward(machine)]
-    hopper: list[BackwardWay] = [HopperBackward(machine)] if is_hoppers else []
+    hopper: list[BackwardWay] = [*unordered_ways(problem, machine)] if is_hoppers else []
     ordered = ordered_ways(problem, machine) if is_hoppers else []
     small, few = small_ways(problem, machine), few_ways(problem, machine)
     summing = [*ampere_ways(problem, machine), *turing_ways(problem, machine)]
@@ -50,6 +55,15 @@ def backward_ways(problem: BackwardProblem, machine: Machine) -> list[BackwardWa
     if few and ordered and is_before_ordered(few[0], problem, expected_us(ordered[0], problem)):
         return [*hopper, *few, *ordered, *other_ways]
     return [*hopper, *ordered, *few, *other_ways]
+
+
+def unordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackward]:
+    """Hopper's kernel with sums in any order; the preferred one is the first. Where heads have a group there is one for
+    each number of parts, to be asked for by name."""
+    possible, best = possible_parts(problem), best_parts(problem, machine)
+    if len(possible) == 1:
+        return [HopperBackward(machine)]
+    return [HopperBackward(machine, parts=parts) for parts in sorted(possible, key=lambda parts: parts != best)]
 
 
 def ordered_ways(problem: BackwardProblem, machine: Machine) -> list[HopperBackward]:

@@ -7,6 +7,9 @@
 // every sum is made in an order, so that it has the same bits in every run: each tile of keys waits for its turn at each tile
 // of queries (order.cuh).
 //
+// If PARTS, a block takes only some of a group's heads for its tile of keys. Each part leaves its sums of dK and dV in global
+// memory, and the one that is last adds them all in the order of the parts.
+//
 //   The order of the products and the handling of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao,
 //   "FlashAttention-3", 2024.
 #pragma once
@@ -16,11 +19,12 @@
 #include "backward/wgmma.cuh"
 #include "small/instructions.cuh"
 
-template <class T_, int D_, int QUERIES_, bool CAUSAL_, Order ORDER_>
+template <class T_, int D_, int QUERIES_, bool CAUSAL_, Order ORDER_, bool PARTS_ = false>
 struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
   static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDER_ != ANY_ORDER, CYCLIC = ORDER_ == CYCLIC_ORDER;
+  static constexpr bool PARTS = PARTS_;
   static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // from the last tile of queries, which sees all keys, to the first
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
@@ -30,6 +34,8 @@ struct Backward {
   static constexpr int SLOPE_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES, SLOPE_BYTES = QUERIES / 64 * SLOPE_CHUNK_BYTES;  // of dS, 64 queries per chunk
   static constexpr int SLOPES = 2;
   static constexpr int SUM_BYTES = QUERIES * D * 4, SUM_PART_BYTES = SUM_BYTES / WARPGROUPS;
+  static constexpr int PIECE_BYTES = WARPGROUPS * WARPGROUP_THREADS * 16, PART_BYTES = 2 * KEYS * D * 4;  // of a part's dK and dV
+  static_assert(!(PARTS && ORDERED), "parts of a group come in no order");
   static_assert(!(CAUSAL && CYCLIC), "in a cyclic order every tile of queries must see all keys");
   static_assert(QUERIES * D == SUMS_OF_TILE && WARPGROUPS == SHARES_OF_TILE, "each warpgroup must have a 64 x 64 share of dQ");
   // Offsets in shared memory.
@@ -73,6 +79,12 @@ DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t
     t.first = min(first, p.query_tiles), t.masked = max(t.masked, min(free, p.query_tiles));
   }
   return head < p.all_kv_heads;
+}
+
+// Returns the head of K and V that has a number: if PARTS, each part of its group has a number of its own.
+template <class C>
+DEVICE int head_of_keys(const BackwardParams& p, int head) {
+  return C::PARTS ? head >> p.part_bits : head;
 }
 
 template <class C>
@@ -151,11 +163,11 @@ struct BackwardProducer {
     backward_tile_of<C>(p, index, t);
     barrier_wait(barriers.v_empty(), parity);  // V first, because its place is released first
     barrier_arrive_expecting(barriers.v_full(), C::K_BYTES);
-    copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+    copy(C::V, v, barriers.v_full(), C::K_CHUNK_BYTES, t.key0, head_of_keys<C>(p, t.kv_head), t.batch);
     barrier_wait(barriers.k_empty(), parity);
     *present = index;  // published by the barrier's phase, like K
     barrier_arrive_expecting(barriers.k_full(), C::K_BYTES);
-    copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, t.kv_head, t.batch);
+    copy(C::K, k, barriers.k_full(), C::K_CHUNK_BYTES, t.key0, head_of_keys<C>(p, t.kv_head), t.batch);
   }
 
   // Where sums have the order of the keys, work is taken in that order, and only by blocks that are running. So the first
@@ -438,7 +450,7 @@ struct BackwardConsumer {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = t.key0 + warpgroup * C::WARPGROUP_KEYS + own_warp * 16 + (own_lane >> 2) + 8 * r;
-      char* to = base + t.batch * at.batch + t.kv_head * at.head + row * at.row + (own_lane & 3) * 16;
+      char* to = base + t.batch * at.batch + head_of_keys<C>(p, t.kv_head) * at.head + row * at.row + (own_lane & 3) * 16;
 #pragma unroll
       for (int i = 0; i < C::D / 32; i++) {
         u32 pair[4];
@@ -448,6 +460,55 @@ struct BackwardConsumer {
         if (row < p.seq_k && 32 * i + 8 * (own_lane & 3) < p.head_dim) store_global(to + 64 * i, chunk);
       }
     }
+  }
+
+  // Returns where a part leaves this thread's sums of dK for a tile of keys; those of dV are half of PART_BYTES further.
+  __device__ __forceinline__ char* sums_of_part(int head, int tile) const {
+    const i64 place = (i64)(head * (int)p.tiles.divisor + tile) * C::PART_BYTES;
+    return parts_of(p) + place + (thread_again() - C::WARPGROUP_THREADS) * 16;
+  }
+  // `factor` is never a constant: stored from the registers in which products are added, four in a row, sums are spilled.
+  __device__ __forceinline__ void leave_sums(char* to, const float (&c)[C::D / 2], float factor) const {
+#pragma unroll
+    for (int i = 0; i < C::D / 8; i++)
+      store_global(to + i * C::PIECE_BYTES,
+                   Chunk{(u32)__float_as_int(c[4 * i] * factor), (u32)__float_as_int(c[4 * i + 1] * factor),
+                         (u32)__float_as_int(c[4 * i + 2] * factor), (u32)__float_as_int(c[4 * i + 3] * factor)});
+  }
+  // Leaves this warp's sums beside those of the same warp of the other parts. Returns whether all parts have done so.
+  __device__ __forceinline__ bool leave_part(int head, int tile) const {
+    char* const to = sums_of_part(head, tile);
+    leave_sums(to, dk, p.scale);
+    leave_sums(to + C::PART_BYTES / 2, dv, __int_as_float((int)opaque(0x3f800000u)));
+    __threadfence();
+    sync_warp();
+    int before = 0;
+    if (lane() == 0) {
+      const int warp_of_all = (thread_again() - C::WARPGROUP_THREADS) / 32;
+      const int tile_of_all = head_of_keys<C>(p, head) * (int)p.tiles.divisor + tile;
+      before = atomicAdd(arrivals_of(p) + tile_of_all * C::READERS + warp_of_all, 1);
+      __threadfence();
+    }
+    before = uniform(before);
+    sync_warp();
+    return before + 1 == 1 << p.part_bits;
+  }
+  // Adds the sums of all parts, its own too, so that the order is the same whichever is the last, and writes the rows.
+  __device__ __forceinline__ void write_parts(char* base, const Strides& at, const BackwardTile& t, const char* from) const {
+    float c[C::D / 2];
+#pragma unroll
+    for (int i = 0; i < C::D / 2; i++) c[i] = 0.0f;
+#pragma unroll 1
+    for (int part = 0; part < 1 << p.part_bits; part++) {
+#pragma unroll
+      for (int i = 0; i < C::D / 8; i++) {
+        const Chunk x = *(const Chunk*)(from + i * C::PIECE_BYTES);
+        c[4 * i] += __int_as_float((int)x.x), c[4 * i + 1] += __int_as_float((int)x.y);
+        c[4 * i + 2] += __int_as_float((int)x.z), c[4 * i + 3] += __int_as_float((int)x.w);
+      }
+      from += (i64)(int)p.tiles.divisor * C::PART_BYTES;
+    }
+    write(base, at, t, c, 1.0f);
   }
 
   // Returns the present tile of work. It is read again, because registers are full. Only the lane that later releases K reads
@@ -487,8 +548,16 @@ struct BackwardConsumer {
       } else {
         finish(t.key0, before, place);
       }
-      write(p.dv, p.at_dv, t, dv, 1.0f);
-      write(p.dk, p.at_dk, t, dk, p.scale);
+      if constexpr (C::PARTS) {
+        const int head = t.batch * (int)p.kv_heads.divisor + t.kv_head, tile = t.key0 / C::KEYS;
+        if (!leave_part(head, tile)) continue;
+        const char* from = sums_of_part(head_of_keys<C>(p, head) << p.part_bits, tile);
+        write_parts(p.dk, p.at_dk, t, from);
+        write_parts(p.dv, p.at_dv, t, from + C::PART_BYTES / 2);
+      } else {
+        write(p.dv, p.at_dv, t, dv, 1.0f);
+        write(p.dk, p.at_dk, t, dk, p.scale);
+      }
     }
     if constexpr (C::ORDERED) {
       named_sync(C::SUM_EMPTY + C::WARPGROUPS * place.stage() + warpgroup, C::SUM_THREADS);

@@ -42,6 +42,7 @@ struct BackwardParams {
   float cap;                // scores, scaled, approach +-cap; 0: they are not capped
   int value_dim;            // of V, out and their gradients
   int level;                // key i + level is the one nearest to query i, before the ends are aligned
+  int part_bits;            // group, kv_heads and all_kv_heads count each of 1 << part_bits parts of a group as a group of its own
 };
 
 static constexpr int SUMS_OF_TILE = 64 * 128, SHARES_OF_TILE = 2;
@@ -52,6 +53,11 @@ DEVICE int* turns_of(const BackwardParams& p) { return p.progress + p.all_kv_hea
 DEVICE int count_of_progress(const BackwardParams& p) {
   return p.all_kv_heads * (int)p.tiles.divisor + p.all_heads * p.query_tiles * SHARES_OF_TILE;
 }
+
+// Returns for each warp of each tile of keys how many parts of its group have stored their sums; after all other progress.
+DEVICE int* arrivals_of(const BackwardParams& p) { return p.progress + count_of_progress(p); }
+// Returns where parts leave their sums of dK and dV: after the sums of dQ.
+DEVICE char* parts_of(const BackwardParams& p) { return (char*)(p.sums + (i64)p.all_heads * p.query_tiles * SUMS_OF_TILE); }
 
 // Returns the sum of the products of eight 16-bit elements with eight others.
 template <class T>
