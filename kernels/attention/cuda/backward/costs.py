@@ -46,9 +46,14 @@ H200, 2026-11-26 (`BACKWARD.md`)."""
 
 PART_TILES = 1
 """A block leaves the sums of a part in the time in which so many tiles pass by, and the block that is last reads them
-in as much: about half of what an SM can exchange with the L2 cache. Not measured."""
+in as much: about half of what an SM can exchange with the L2 cache. An assumption, with which the model chooses the
+fastest number of parts in three of three problems of 1,024 and 2,048 keys (H100, 2026-11-28)."""
 PARTS_GAIN = 0.97
 """Groups are divided where that is expected to take at most so much of the time."""
+HEADS_IN_TWO = 8
+"""With so many heads of K over all batches, or fewer, groups are in two parts at least under a causal mask: with 4,096
+to 16,384 keys, where the model expects nothing of it, that took 0.90 to 0.97 of the time (H100, 2026-11-28,
+`BACKWARD.md`)."""
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
@@ -105,13 +110,14 @@ def possible_parts(problem: BackwardProblem) -> list[int]:
 
 def best_parts(problem: BackwardProblem, machine: Machine) -> int:
     """The number of parts with which `backward90` should end first: 1 unless that is sure to gain. With many rounds of
-    tiles it cannot, and they are not counted."""
-    possible = possible_parts(problem)
+    tiles the model has nothing to say."""
+    f, possible = problem.forward, possible_parts(problem)
+    least = 2 if f.causal and f.batch * f.kv_heads <= HEADS_IN_TWO and 2 in possible else 1
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
-        return 1
+        return least
     spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible}
     best = min(spans, key=lambda parts: spans[parts])
-    return best if spans[best] <= PARTS_GAIN * spans[1] else 1
+    return best if best > 1 and spans[best] <= PARTS_GAIN * spans[1] else least
 
 
 def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:
