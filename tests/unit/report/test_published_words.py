@@ -22,7 +22,7 @@ from orchestrator.core.doctor.here import parse_release
 
 ROOT = Path(__file__).resolve().parents[3]
 F200, B200 = "h200-20261124-forward", "h200-20261126-backward"
-PRESETS = "h200-20261128-presets"
+PRESETS, WIDE = "h200-20261128-presets", "h100-20261128-wide"
 F100, B100, AGAIN = "h100-20261123-forward", "h100-20261123-backward", "h100-20261124-forward"
 
 TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
@@ -222,6 +222,28 @@ def of_presets() -> Iterator[str]:
     )
 
 
+WIDE_CASES = {
+    "heads of 160 to 256, backward": r".*-d(160|192|256)-(full|causal)-bfloat16-backward$",
+    "16 heads with K of 192 and V of 128, backward": r"b1-h16-.*-v128-",
+    "DeepSeek-V3, forward": r"b1-h128-.*-bfloat16$",
+    "DeepSeek-V3, backward": r"b1-h128-.*-backward$",
+}
+
+
+def of_wide() -> Iterator[str]:
+    """The same of wide heads, over cuDNN."""
+    for what, cases in WIDE_CASES.items():
+        each = [
+            ratio for case_id, ratio in by_case(WIDE, "cudnn-frontend", "graph").items() if re.match(cases, case_id)
+        ]
+        yield f"{what}: " + " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(each), max(each))))
+    own = [clocks((WIDE,), regime) for regime in ("", "burst", "graph")]
+    yield (
+        f"CUPTI agrees within 2 % in {own[0].within(0.02)} of {len(own[0].pairs)} comparisons (worst {own[1].worst} in "
+        f"burst, {own[2].worst} in graphs)"
+    )
+
+
 def of_clocks() -> Iterator[str]:
     both, burst, graph, steady = (clocks((F200, B200), regime) for regime in ("", "burst", "graph", "sustained"))
     theirs, burst_1, graph_1 = (clocks((F100, B100), regime) for regime in ("", "burst", "graph"))
@@ -287,7 +309,7 @@ def flowing(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("told", [of_forward, of_backward, of_presets, of_clocks, of_the_repeat, of_software])
+@pytest.mark.parametrize("told", [of_forward, of_backward, of_presets, of_wide, of_clocks, of_the_repeat, of_software])
 def test_what_is_said_of_published_folders_is_what_their_files_say(told: Callable[[], Iterator[str]]) -> None:
     text = flowing((ROOT / "results" / "README.md").read_text())
     assert [words for words in told() if words not in text] == []
@@ -298,7 +320,7 @@ def test_no_other_figure_with_a_decimal_point_stands_in_the_sentences() -> None:
     text = (ROOT / "results" / "README.md").read_text().partition("## What was wrong here")[0]
     text = re.sub(r"<!-- bench:begin (\S+) -->.*?<!-- bench:end \1 -->", "", text, flags=re.DOTALL)
     text = flowing("\n".join(line for line in text.splitlines() if not line.startswith("|")))
-    for words in (*of_forward(), *of_backward(), *of_presets(), *of_clocks(), *of_the_repeat()):
+    for words in (*of_forward(), *of_backward(), *of_presets(), *of_wide(), *of_clocks(), *of_the_repeat()):
         text = text.replace(words, "")
     assert re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", text) == []
 
