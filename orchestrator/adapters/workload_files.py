@@ -513,14 +513,14 @@ def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
 
 
 def _named(file: Path, entries: Sequence[Path]) -> Iterator[Path]:
-    """Sources beside a file that its text names: `softmax.cu`, what that may include, and modules that it imports.
+    """Sources in a file's folder that it names (`helper.h`), what CUDA may include, modules it imports; no secrets.
     `entries` are the sources of its CUDA functions."""
-    text = text_of(file)
     yield from entries
+    for one in (_is_beside(file.parent, name) for name in strings(text_of(file)) if not re.match(r"/|.*\.\.", name)):
+        if one and one.suffix in TYPES and not SECRET_NAMES.fullmatch(one.name) and not one.is_symlink():
+            yield one
     for folder in dict.fromkeys([file.parent, *(one.parent for one in entries)]):
-        for one in sorted(folder.glob("*.cu*")):
-            if re.search(rf"['\"]{re.escape(one.name)}['\"]", text) or one.suffix == ".cuh":
-                yield one
+        yield from sorted(folder.glob("*.cuh"))
     modules, pending = {file}, [file]
     while pending:
         for name in imported_modules(text_of(pending.pop())):

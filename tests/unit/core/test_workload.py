@@ -216,13 +216,18 @@ def test_a_file_that_hides_a_module_and_a_kernelbench_file_alone_are_refused(tmp
 def test_what_a_file_names_travels_or_is_named_in_the_plan(tmp_path: Path) -> None:
     entry = '{"cuda": "csrc/k.cu", "entry": "k", "grid": 1, "block": 1, "args": []}'
     file = tmp_path / "mine.py"
-    file.write_text(GOOD.replace("def kernel_mine(x): ...", f"kernel_mine = {entry}") + 'w = open("weights.npz")\n')
+    named = f'w = open("weights.npz")\nh = ["helper.h", "csrc/x.cpp", "secrets.json", "../up.h", "gone.h", "{tmp_path}/x.h"]\n'
+    file.write_text(GOOD.replace("def kernel_mine(x): ...", f"kernel_mine = {entry}") + named)
     (tmp_path / "csrc").mkdir()
-    for name in ("csrc/k.cu", "csrc/k.cuh", "weights.npz"):
+    for name in ("csrc/k.cu", "csrc/k.cuh", "weights.npz", "helper.h", "csrc/x.cpp", "secrets.json", "unnamed.h"):
         (tmp_path / name).write_text('extern "C" __global__ void k(float* x) {}\n')
+    (tmp_path / "x.h").write_text("// here")
+    (tmp_path.parent / "up.h").write_text("// not here")
     own = own_workload(file)
-    assert {"own/csrc/k.cu", "own/csrc/k.cuh"} <= set(gather_files(file))
-    assert own.notes == ("not sent, though the file names them: weights.npz",)
+    sources = ("mine.py", "csrc/k.cu", "csrc/k.cuh", "helper.h", "csrc/x.cpp")
+    assert set(gather_files(file)) == {"own.requirements.json", *(f"own/{name}" for name in sources)}
+    unsent = f"weights.npz, secrets.json, ../up.h, {tmp_path}/x.h"
+    assert own.notes == (f"not sent, though the file names them: {unsent}",)
     file.write_text(file.read_text().replace("csrc/k.cu", "../k.cu"))
     (tmp_path.parent / "k.cu").write_text('extern "C" __global__ void k(float* x) {}\n')
     with pytest.raises(ConfigError, match=r"mine.py:4: there is no ../k.cu in its folder"):
