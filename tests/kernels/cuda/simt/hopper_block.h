@@ -205,7 +205,7 @@ inline bool await_other_blocks();
 inline void tell_progress();
 inline thread_local size_t place_among_blocks = 0;
 inline std::vector<Block*> present;                 // by their place
-inline std::vector<std::map<size_t, int>> meetings;  // of each pair of blocks: threads that have come to the how-manieth
+inline std::vector<std::map<size_t, int>> meetings;  // of each pair of blocks: threads that have come to its first, second, ...
 
 inline Block* peer() { return present[place_among_blocks ^ 1]; }
 

@@ -6,7 +6,7 @@
 //
 // In a block, one warpgroup computes S, the weights P and dV, the other dP, dS and dK. Accumulators have keys as rows, as in
 // hopper.cuh. Both warpgroups hold the same elements of S and dP in the same lanes, so P goes from one to the other in float32,
-// 16 bytes a lane side by side. A tile's dQ is computed in the next tile, while exponentials are.
+// 16 bytes a lane side by side. A tile's dQ is computed while the exponentials of the next tile are.
 #pragma once
 #include "backward/ampere_sums.cuh"
 #include "backward/cluster.cuh"
@@ -65,7 +65,8 @@ struct WideBarriers {
   }
 };
 
-// The how-manieth tile of queries of a block, over all heads of its group: its place in rings, and the parities of their phases.
+// The number of a tile of queries among those of a block, over all heads of its group: with it go its place in rings, and the
+// parities of their phases.
 template <class C>
 struct WideCount {
   int n;
