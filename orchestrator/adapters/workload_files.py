@@ -432,6 +432,7 @@ def _is_beside(root: Path, name: str) -> Path | None:
 
 
 NAMED: Final = re.compile(r"[\w./-]*\w\.\w+")
+QUOTED: Final = re.compile(rf"['\"](?!/)({NAMED.pattern})['\"]")
 
 
 def text_of(file: Path) -> str:
@@ -513,13 +514,12 @@ def _files(root: Path, types: frozenset[str]) -> Iterator[Path]:
 
 
 def _named(file: Path, entries: Sequence[Path]) -> Iterator[Path]:
-    """Sources in a file's folder that it names (`helper.h`), what CUDA may include, modules it imports; no secrets.
-    `entries` are the sources of its CUDA functions."""
+    """Sources beside a file or its CUDA `entries` that it quotes, CUDA headers, modules that it imports; no secrets."""
     yield from entries
-    for one in (_is_beside(file.parent, name) for name in strings(text_of(file)) if not re.match(r"/|.*\.\.", name)):
-        if one and one.suffix in TYPES and not SECRET_NAMES.fullmatch(one.name) and not one.is_symlink():
-            yield one
     for folder in dict.fromkeys([file.parent, *(one.parent for one in entries)]):
+        for one in (_is_beside(folder, name) for name in QUOTED.findall(text_of(file))):
+            if one and ".." not in one.parts and one.suffix in TYPES and not SECRET_NAMES.fullmatch(one.name):
+                yield one
         yield from sorted(folder.glob("*.cuh"))
     modules, pending = {file}, [file]
     while pending:
