@@ -37,8 +37,8 @@ DTYPES = {128: "bfloat16", 192: "float16", 256: "bfloat16"}
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)
 
 
-def kernels() -> list:  # type: ignore[type-arg]
-    wide = [
+def kernels() -> list[Entry]:
+    wide: list[Entry] = [
         kernel
         for kernel in every_wide_kernel()
         if kernel.dtype == DTYPES.get(getattr(kernel, "value_dim", 0), kernel.dtype)
@@ -131,8 +131,8 @@ WRONG = "the gradients are off"
 STUCK = "deadlock"
 WEIGHTS_STORED = "    if constexpr (!FIRST) named_sync(C::P_EMPTY, C::PAIR_THREADS);\n"
 SLOPES_TOLD = "    publish_shared();\n    named_arrive(C::SLOPE_STORED + stage, C::SENDER_THREADS);\n"
-DOUT_READ = "    warpgroup_wait<0>();\n    settled(sum);\n    release(barriers.dout_empty(dout_stage));\n"
-QUERIES_READ = "    warpgroup_wait<0>();\n    settled(sum);\n    release(barriers.q_empty(stage));\n"
+DOUT_READ = "    end_products<FIRST>(dq, before, last);\n    release(barriers.dout_empty(dout_stage));\n"
+QUERIES_READ = "    end_products<FIRST>(dq, before, last);\n    release(barriers.q_empty(stage));\n"
 LAST = "    if (before >= 0) finish("
 MISTAKES = tuple(
     Mutant(name, (found,), (edit,), WATCHED)
@@ -140,8 +140,8 @@ MISTAKES = tuple(
         ("weights_stored_while_they_are_read", STUCK, without(WEIGHTS_STORED)),
         ("weights_read_before_they_are_there", RACE, without("    named_sync(C::P_FULL, C::PAIR_THREADS);\n")),
         ("slopes_not_told_to_products_and_copies", UNFENCED, lines(SLOPES_TOLD, 1)),
-        ("queries_given_back_while_dk_reads_them", RACE, lines(QUERIES_READ, 2, 0, 1)),
-        ("dout_given_back_while_dv_reads_it", RACE, lines(DOUT_READ, 2, 0, 1)),
+        ("queries_given_back_while_dk_reads_them", RACE, lines(QUERIES_READ, 1, 0)),
+        ("dout_given_back_while_dv_reads_it", RACE, lines(DOUT_READ, 1, 0)),
         (
             "slopes_stored_without_a_free_place",
             RACE,

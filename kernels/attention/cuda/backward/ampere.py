@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from kernels.attention.cuda.backward.kernels import PrepareKernel, entry_point
+from kernels.attention.cuda.backward.kernels import BackwardParameters, PrepareKernel, entry_point
 from kernels.attention.cuda.backward.plan import (
     MOST_ROWS,
     BackwardProblem,
@@ -208,33 +208,37 @@ class AmpereBackward:
         `Unsupported`."""
         f, shape, size = problem.forward, self.shape, padded_head_dim(problem.widest)
         check_kind(f, self.machine)
-        query_tiles, key_tiles = -(-f.seq_q // shape.queries), self.key_tiles(problem)
-        stat_rows = query_tiles * shape.queries
-        parameters = with_numbers(problem, stat_rows, buffers)
-        parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
-        main, convert, of_values = (copy_parameters(parameters) for _ in range(3))
-        of_values.head_dim = f.width
+        convert = AmpereConvertKernel(f.dtype, size, shape.queries, shape.warps)
         heads = self.heads_of_section(problem)
-        main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
-        blocks = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
-        main.items, main.query_tiles, convert.tiles = blocks, query_tiles, Divisor.of(query_tiles)
-        most = max(blocks, problem.heads * query_tiles)
-        if most > MAX_BLOCKS:
-            raise Unsupported(f"{most} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
+        prepare, main, end = steps_around_sums(problem, buffers, self.key_tiles(problem), heads, convert)
         value_dim = 0 if f.width == f.head_dim else padded_head_dim(f.width)
-        return [
-            preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, of_values),
-            Step(SummingKernel(f.dtype, size, shape, value_dim), (blocks, 1, 1), (main,)),
-            Step(
-                AmpereConvertKernel(f.dtype, size, shape.queries, shape.warps),
-                (problem.heads * query_tiles, 1, 1),
-                (convert,),
-            ),
-        ]
+        return [prepare, Step(SummingKernel(f.dtype, size, shape, value_dim), (main.items, 1, 1), (main,)), end]
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
         """The number of heads in a section: all tiles of a section are taken before those of the next one."""
         return heads_of_section(problem, self.machine, self.shape.keys)
+
+
+def steps_around_sums(
+    problem: BackwardProblem, buffers: Buffers, key_tiles: int, heads: int, kernel: AmpereConvertKernel
+) -> tuple[Step, BackwardParameters, Step]:
+    """The launch for the numbers of rows and zeros; the parameters of the main kernel, which sums dQ, with sections of
+    so many `heads` of K of so many tiles; the launch of the kernel that makes dQ from them. Raises `Unsupported`."""
+    f, size = problem.forward, padded_head_dim(problem.widest)
+    query_tiles = -(-f.seq_q // kernel.queries)
+    stat_rows = query_tiles * kernel.queries
+    parameters = with_numbers(problem, stat_rows, buffers)
+    parameters.sums = buffers.scratch(problem.heads * stat_rows * size * 4)
+    main, convert, of_values = (copy_parameters(parameters) for _ in range(3))
+    of_values.head_dim = f.width
+    main.section, main.section_tiles = Divisor.of(heads), Divisor.of(heads * key_tiles)
+    main.items = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
+    main.query_tiles, convert.tiles = query_tiles, Divisor.of(query_tiles)
+    most = max(main.items, problem.heads * query_tiles)
+    if most > MAX_BLOCKS:
+        raise Unsupported(f"{most} blocks do not fit a grid of {MAX_BLOCKS}: split the batch")
+    prepare = preparing_step(PrepareKernel(f.dtype, size, True, True), problem, stat_rows, of_values)
+    return prepare, main, Step(kernel, (problem.heads * query_tiles, 1, 1), (convert,))
 
 
 def ampere_refusal(problem: BackwardProblem, machine: Machine) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.plan import PARTS, BackwardProblem, is_small
 from kernels.attention.cuda.plan.planning import Machine
-from kernels.attention.cuda.plan.variants import PADDED_HEAD_DIMS, padded_head_dim
+from kernels.attention.cuda.plan.variants import padded_head_dim
 
 ELEMENTS_OF_TILE = 64 * 128
 """The elements of a tile that passes by at a time."""
@@ -50,10 +50,10 @@ in as much: about half of what an SM can exchange with the L2 cache. An assumpti
 fastest number of parts in three of three problems of 1,024 and 2,048 keys (H100, 2026-11-28)."""
 PARTS_GAIN = 0.97
 """Groups are divided where that is expected to take at most so much of the time."""
-HEADS_IN_TWO, GROUP_IN_TWO, KEYS_IN_TWO = 8, 4, 16384
+HEADS_IN_TWO, GROUP_IN_TWO, KEYS_IN_TWO, WIDTH_IN_TWO = 8, 4, 16384, 128
 """With so many heads of K over all batches and keys, or fewer, and so many heads in a group, or more, groups are in two
-parts at least under a causal mask at D = 128: from 4,096 keys on, where the model expects nothing of it, that took 0.87
-to 0.96 of the time (H100, 2026-11-28, `BACKWARD.md`)."""
+parts at least under a causal mask at this padded head dimension: from 4,096 keys on, where the model expects nothing of
+it, that took 0.87 to 0.96 of the time (H100, 2026-11-28, `BACKWARD.md`)."""
 
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
@@ -113,7 +113,7 @@ def best_parts(problem: BackwardProblem, machine: Machine) -> int:
     tiles the model has nothing to say."""
     f, possible = problem.forward, possible_parts(problem)
     is_measured = f.batch * f.kv_heads <= HEADS_IN_TWO and f.group >= GROUP_IN_TWO and f.seq_k <= KEYS_IN_TWO
-    in_two = f.causal and is_measured and padded_head_dim(f.head_dim) == PADDED_HEAD_DIMS[1] and 2 in possible
+    in_two = f.causal and is_measured and padded_head_dim(f.head_dim) == WIDTH_IN_TWO and 2 in possible
     least = 2 if in_two else 1
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
         return least

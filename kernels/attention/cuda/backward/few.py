@@ -52,7 +52,7 @@ class FewBackwardKernel:
     @property
     def source(self) -> str:
         config = f"BackwardFew<{C_TYPE[self.dtype]}, {self.head_dim}, {self.rows}, {cpp_flag(self.causal)}>"
-        return mapped_entry_point("few", self.name, self.threads, "backward_few", MAPS, config, self.shared_bytes)
+        return mapped_entry_point("few", self.name, self.threads, MAPS, config, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,16 +91,17 @@ def entry_point(header: str, name: str, threads: int, call: str, *, blocks: int 
 
 
 def mapped_entry_point(
-    header: str, name: str, threads: int, call: str, maps: Sequence[str], config: str, shared_bytes: int
+    header: str, name: str, threads: int, maps: Sequence[str], config: str, shared_bytes: int, cluster: int = 0
 ) -> str:
-    """The same for a kernel with tensor maps. It refuses to compile if it needs other shared memory than the host
-    requests."""
+    """The same for a kernel with tensor maps, which calls `backward_HEADER`, in clusters of so many blocks if not 0. It
+    refuses to compile if it needs other shared memory than the host requests."""
     given = ", ".join(f"const __grid_constant__ TensorMap {one}" for one in maps)
+    clusters = f"__cluster_dims__({cluster}, 1, 1) " if cluster else ""
     return (
         f'#include "backward/{header}.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f'extern "C" __global__ void {clusters}__launch_bounds__({threads}, 1)\n'
         f"{name}({given}, const __grid_constant__ BackwardParams p) {{\n"
-        f"  {call}<{config}>({', '.join(maps)}, p);\n}}\n"
+        f"  backward_{header}<{config}>({', '.join(maps)}, p);\n}}\n"
         f'static_assert({config}::BYTES == {shared_bytes}, "shared memory differs");\n'
         f'static_assert(sizeof(BackwardParams) == {ctypes.sizeof(BackwardParameters)}, "parameters differ");\n'
         f'static_assert(sizeof(TensorMap) == {ctypes.sizeof(TensorMap)}, "tensor maps differ");\n'
@@ -220,6 +221,10 @@ class SinksBackwardKernel:
         return entry_point("prepare", self.name, self.threads, f"backward_sinks<Sinks<{config}>>")
 
 
+MAPS = ("q", "k", "v", "dout")
+"""The tensors that Hopper's kernels of three launches copy by tensor maps."""
+
+
 @dataclass(frozen=True, slots=True)
 class HopperBackwardKernel:
     """A specialisation of `source/backward/hopper.cuh`. Except in any order, dQ has the same bits in every run."""
@@ -253,8 +258,7 @@ class HopperBackwardKernel:
     def source(self) -> str:
         flags = f"{cpp_flag(self.causal)}, {C_ORDER[self.order]}{', true' if self.parts else ''}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
-        name, maps = self.name, ("q", "k", "v", "dout")
-        return mapped_entry_point("hopper", name, self.threads, "backward_hopper", maps, config, self.shared_bytes)
+        return mapped_entry_point("hopper", self.name, self.threads, MAPS, config, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)

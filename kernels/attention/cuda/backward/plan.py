@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, fields
 from kernels.attention.cuda.backward.kernels import (
     HOPPER_KEYS,
     HOPPER_QUERIES,
+    MAPS,
     SHARES_OF_BLOCK,
     SUMS_OF_BLOCK,
     BackwardParameters,
@@ -298,7 +299,7 @@ class PairBackward:
 @dataclass(frozen=True, slots=True)
 class HopperBackward:
     """One pass over keys, with dQ summed in float32 in an `order`. `section`: its heads, where not as many as fit the
-    L2 cache. `parts`: a block has so many fewer of the heads of a group; None where nobody named their number."""
+    L2 cache. `parts`: among so many blocks the heads of a group are divided; None where they are not."""
 
     machine: Machine
     section: int | None = None
@@ -343,7 +344,8 @@ class HopperBackward:
         return made
 
     def heads_with_arrivals(self, problem: BackwardProblem) -> int:
-        """For so many more heads than there are the first launch clears numbers: those that count arrived parts."""
+        """How many heads of K would have as many numbers as count the parts that have arrived: the first launch clears
+        those of so many more heads."""
         return WARPS_WITH_SUMS * problem.forward.batch * problem.forward.kv_heads if self.divides else 0
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
@@ -361,11 +363,8 @@ class HopperBackward:
         main.counter = buffers.counter()
         most = cyclic_blocks(problem, self.machine) if cooperative else self.machine.sm_count
         blocks = min(main.items, most)
-        q, k, v, dout = (
-            map_of(problem, name, kernel.queries if name in ("q", "dout") else HOPPER_KEYS)
-            for name in ("q", "k", "v", "dout")
-        )
-        steps.append(Step(kernel, (blocks, 1, 1), (q, k, v, dout, main), dependent, cooperative))
+        maps = [map_of(problem, name, HOPPER_KEYS if name in "kv" else kernel.queries) for name in MAPS]
+        steps.append(Step(kernel, (blocks, 1, 1), (*maps, main), dependent, cooperative))
         convert = ConvertKernel(f.dtype, size, self.same_bits)
         blocks = main.items // main.tiles.divisor * main.group.divisor * main.query_tiles
         steps.append(Step(convert, (blocks, 1, 1), (copy_parameters(parameters),), not cooperative))

@@ -6,29 +6,25 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward.ampere import SHAPES, AmpereConvertKernel
-from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, PrepareKernel, mapped_entry_point
+from kernels.attention.cuda.backward.ampere import SHAPES, AmpereConvertKernel, steps_around_sums
+from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, MAPS, mapped_entry_point
 from kernels.attention.cuda.backward.plan import (
+    WIDEST,
     BackwardProblem,
-    copy_parameters,
     heads_of_section,
     hopper_refusal,
     is_small,
     map_of,
-    preparing_step,
-    with_numbers,
 )
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
-from kernels.attention.cuda.plan.variants import C_TYPE, PADDED_HEAD_DIMS, SHORT
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT
 from kernels.attention.cuda.run.launching import Buffers, Step
 
 WIDTHS = (192, 256)
 """The padded widths of K."""
 VALUE_WIDTHS = (128, 192, 256)
 """The padded widths of V."""
-NARROWER = 128
-"""The widest K of `backward90`."""
 QUERIES = 64
 """The queries of a tile, and the keys that each block of a cluster keeps."""
 MOST_DOUBLED = 384
@@ -63,9 +59,7 @@ class WideBackwardKernel:
     @property
     def source(self) -> str:
         config = f"BackwardWide<{C_TYPE[self.dtype]}, {self.head_dim}, {self.value_dim}>"
-        given = ("backward_wide", ("q", "k", "v", "dout"), config, self.shared_bytes)
-        text = mapped_entry_point("wide", self.name, self.threads, *given)
-        return text.replace("__launch_bounds__", "__cluster_dims__(2, 1, 1) __launch_bounds__", 1)
+        return mapped_entry_point("wide", self.name, self.threads, MAPS, config, self.shared_bytes, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +73,18 @@ class WideBackward:
     same_bits = False
 
     def steps(self, problem: BackwardProblem, buffers: Buffers) -> list[Step]:
-        """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums."""
-        f = problem.forward
-        size, width = (least_width(f.head_dim, WIDTHS), least_width(f.width, VALUE_WIDTHS))
-        query_tiles, key_tiles = -(-f.seq_q // QUERIES), -(-f.seq_k // HOPPER_KEYS)
-        parameters = with_numbers(problem, query_tiles * QUERIES, buffers)
-        cleared = PADDED_HEAD_DIMS[-1]
-        parameters.sums = buffers.scratch(problem.heads * query_tiles * QUERIES * cleared * 4)
+        """The three launches: the numbers of rows and zeros; the main kernel; dQ from its sums. Raises
+        `Unsupported`."""
+        f, key_tiles = problem.forward, -(-problem.forward.seq_k // HOPPER_KEYS)
+        size, width = least_width(f.head_dim, WIDTHS), least_width(f.width, VALUE_WIDTHS)
         heads = heads_of_section(problem, self.machine, HOPPER_KEYS)
-        main, convert, of_values = (copy_parameters(parameters) for _ in range(3))
-        of_values.head_dim = f.width
-        main.items = -(-f.batch * f.kv_heads // heads) * heads * key_tiles
-        main.query_tiles, convert.tiles = query_tiles, Divisor.of(query_tiles)
-        main.tiles, main.section, main.section_tiles = (
-            Divisor.of(count) for count in (key_tiles, heads, heads * key_tiles)
-        )
-        maps = [map_of(problem, name, QUERIES) for name in ("q", "k", "v", "dout")]
-        kernel = WideBackwardKernel(f.dtype, size, width)
-        to_sum = AmpereConvertKernel(f.dtype, size, QUERIES, size // 32)
+        convert = AmpereConvertKernel(f.dtype, size, QUERIES, size // 32)
+        prepare, main, end = steps_around_sums(problem, buffers, key_tiles, heads, convert)
+        main.tiles = Divisor.of(key_tiles)
+        maps = [map_of(problem, name, QUERIES) for name in MAPS]
         dependent = is_small(problem, self.machine, HOPPER_KEYS)
-        return [
-            preparing_step(PrepareKernel(f.dtype, cleared, True, True), problem, query_tiles * QUERIES, of_values),
-            Step(kernel, (2 * main.items, 1, 1), (*maps, main), dependent),
-            Step(to_sum, (problem.heads * query_tiles, 1, 1), (convert,)),
-        ]
+        kernel = WideBackwardKernel(f.dtype, size, width)
+        return [prepare, Step(kernel, (2 * main.items, 1, 1), (*maps, main), dependent), end]
 
 
 def least_width(width: int, widths: tuple[int, ...]) -> int:
@@ -114,7 +96,7 @@ def wide_ways(problem: BackwardProblem, machine: Machine) -> list[WideBackward]:
     """This way, where it computes the problem."""
     f = problem.forward
     shaped = f.shapes_scores or f.dropout is not None
-    if shaped or f.head_dim <= NARROWER or hopper_refusal(problem, machine, WIDTHS[-1]) is not None:
+    if shaped or f.head_dim <= WIDEST or hopper_refusal(problem, machine, WIDTHS[-1]) is not None:
         return []
     return [WideBackward(machine)]
 

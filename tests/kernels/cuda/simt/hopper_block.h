@@ -78,13 +78,13 @@ struct Addition {
   std::vector<float> floats;  // once they have been read
 };
 
-struct Letter {  // from the other block of a cluster: bytes of its shared memory, or an arrival
+struct Message {  // from the other block of a cluster: bytes of its shared memory, or an arrival
   u32 to, bytes, barrier;
   const char* from;
 };
 
 struct Block {
-  std::vector<Letter> letters;
+  std::vector<Message> messages;
   std::vector<size_t> met_peer;  // by each thread, so often
   int sender = 0;                // the thread that last copied to the other block
   char* memory = nullptr;
@@ -104,7 +104,7 @@ constexpr int REGISTERS_OF_SM = 65536, MOST_REGISTERS = 255;
 inline __thread Block* running;  // on this thread of the host
 
 void carry_out(const Box& box);
-void open_letter(const Letter& letter);
+void deliver(const Message& message);
 inline bool end_products();
 
 inline void wait_elsewhere(Wait what, u32 which, u32 parity = 0, i64 until = 0) {
@@ -210,10 +210,10 @@ inline std::vector<std::map<size_t, int>> meetings;  // of each pair of blocks: 
 inline Block* peer() { return present[place_among_blocks ^ 1]; }
 
 // What the other block has sent arrives as late as can be: when nothing else can go on.
-inline bool open_letters() {
-  const std::vector<Letter> all = std::move(running->letters);
-  running->letters.clear();
-  for (const Letter& letter : all) open_letter(letter);
+inline bool deliver_messages() {
+  const std::vector<Message> all = std::move(running->messages);
+  running->messages.clear();
+  for (const Message& message : all) deliver(message);
   return !all.empty();
 }
 
@@ -241,7 +241,7 @@ inline void run_parting_block(int threads) {
     if (at_block == threads) {
       races::meet(0, threads);
       for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
-    } else if (do_something_late() || open_letters())
+    } else if (do_something_late() || deliver_messages())
       tell_progress();
     else if (!await_other_blocks())
       fail_of_deadlock();
@@ -253,8 +253,8 @@ inline void run_parting_block(int threads) {
     if (barrier.bytes) fail("a barrier still counts bytes at the end of its block");
   for (const Warpgroup& w : running->warpgroups)
     if (!w.products.empty()) fail("a product is still under way at the end of its block");
-  for (const Letter& letter : running->letters)
-    if (letter.bytes) fail("a copy of the other block is still under way at the end of its block");
+  for (const Message& message : running->messages)
+    if (message.bytes) fail("a copy of the other block is still under way at the end of its block");
   present[place_among_blocks] = nullptr;
   races::end();
 }
@@ -299,7 +299,7 @@ inline bool await_other_blocks() {
   bool waits = false;
   for (int i = 0; i < lane_count; i++) {
     const Wait what = running->waiting[i].what;
-    const bool by_peer = what == Wait::BARRIER && running->met_peer[i] && place_among_blocks < present.size() && peer();
+    const bool by_peer = what == Wait::BARRIER && running->met_peer[i] && peer();
     waits |= lanes[i].state == State::ELSEWHERE && (what == Wait::VALUE || by_peer);
   }
   if (!waits || turns->fruitless++ > 2 * turns->ended.size()) return false;
@@ -350,13 +350,13 @@ void meet_peer() {
   }
 }
 
-// What will be overwritten is lost at once; what is sent is read when the letter is opened.
+// What will be overwritten is lost at once; what is sent is read when the message is delivered.
 void send_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) {
   if (!peer()) fail("something is sent to a block that is not there");
   if (to % 16 || from % 16 || bytes % 16) fail("a copy to another block of no whole pieces of 16");
   if (bytes) races::addition_reads(running->sender = current, shared_bytes(from, 16), bytes);
   if (bytes) std::memset(peer()->memory + (to - window - SHARED_BASE), 0xff, bytes);
-  peer()->letters.push_back({to - window, bytes, barrier - window, bytes ? shared_bytes(from, 16) : nullptr});
+  peer()->messages.push_back({to - window, bytes, barrier - window, bytes ? shared_bytes(from, 16) : nullptr});
 }
 
 void give_value(int* at, int value) {

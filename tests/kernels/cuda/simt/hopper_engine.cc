@@ -59,13 +59,13 @@ void carry_out(const Box& box) {
   advance(box.barrier, b);
 }
 
-void open_letter(const Letter& letter) {
-  const u32 to = letter.to + window, barrier = letter.barrier + window;
+void deliver(const Message& message) {
+  const u32 to = message.to + window, barrier = message.barrier + window;
   Barrier& b = barrier_at(barrier);
-  if (letter.bytes) {
-    check_not_read({to, to + letter.bytes});
-    for (u32 i = 0; i < letter.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), letter.from + i, 16);
-    b.bytes -= letter.bytes;
+  if (message.bytes) {
+    check_not_read({to, to + message.bytes});
+    for (u32 i = 0; i < message.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), message.from + i, 16);
+    b.bytes -= message.bytes;
   } else {
     if (b.due-- == 0) fail("a barrier has one arrival too many in a phase");
     races::see_additions(running->sender);  // what was sent to the other block has been read when that one arrives

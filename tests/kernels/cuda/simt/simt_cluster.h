@@ -1,4 +1,4 @@
-// The other side of backward/cluster.cuh, on a CPU: blocks 2n and 2n + 1 take turns like others, and leave each other letters.
+// The other side of backward/cluster.cuh, on a CPU: blocks 2n and 2n + 1 take turns like others, and send each other messages.
 #pragma once
 
 DEVICE u32 shared_address_in_cluster(const void* pointer) { return simt::address_in_cluster(pointer); }

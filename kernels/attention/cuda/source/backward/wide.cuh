@@ -180,7 +180,9 @@ struct WideConsumer {
   // The 64 columns of dQ that this warpgroup computes. Where there are fewer than the cluster has warpgroups, the last repeats
   // those of another, and does not add them.
   __device__ __forceinline__ int sum_chunk() const { return rank_in_cluster() * C::SUM_CHUNKS + !SCORES; }
-  __device__ __forceinline__ void start_dq(float (&dq)[32], int place) const {
+  __device__ __forceinline__ void start_dq(float (&dq)[32], WideCount<C> of) const {
+    barrier_wait(barriers.slope_full(of.stage()), of.parity());
+    const int place = of.stage();
     const int chunk = min(sum_chunk(), C::CHUNKS - 1), others = chunk - rank_in_cluster() * C::SUM_CHUNKS;
     warpgroup_fence();
 #pragma unroll
@@ -227,6 +229,18 @@ struct WideConsumer {
   }
   __device__ __forceinline__ u32 weight_place(int j) const { return memory + C::P + j * (C::WARPGROUP_THREADS * 16) + (thread_again() & 127) * 16; }
 
+  // Waits for dQ of the tile before, which it adds, and for this tile's part of the sum.
+  template <bool FIRST>
+  __device__ __forceinline__ void end_products(float (&dq)[32], int before, WideCount<C> last) {
+    if constexpr (!FIRST) {
+      warpgroup_wait<1>();
+      settled(dq);
+      add_dq(dq, before, last.stage());
+    }
+    warpgroup_wait<0>();
+    settled(sum);
+  }
+
   // Computes S, P and this tile's part of dV, and dQ of the tile before. FIRST: there is none before.
   template <bool FIRST>
   __device__ __forceinline__ void step_scores(int key0, int n, bool masked, int before, WideCount<C> count) {
@@ -235,10 +249,7 @@ struct WideConsumer {
     const WideCount<C> last = {count.n - 1};
     barrier_wait(barriers.q_full(stage), count.parity());
     start_turned<C::D>(s, C::K, C::Q + stage * C::Q_BYTES, 0);
-    if constexpr (!FIRST) {
-      barrier_wait(barriers.slope_full(last.stage()), last.parity());
-      start_dq(dq, last.stage());
-    }
+    if constexpr (!FIRST) start_dq(dq, last);
     warpgroup_wait<FIRST ? 0 : 1>();
     settled(s);
     if (masked) mask(s, key0, n * C::QUERIES);
@@ -264,13 +275,7 @@ struct WideConsumer {
     named_arrive(C::P_FULL, C::PAIR_THREADS);
     barrier_wait(barriers.dout_full(dout_stage), count.dout_parity());
     start_along(weights, C::DOUT + dout_stage * C::V_BYTES);
-    if constexpr (!FIRST) {
-      warpgroup_wait<1>();
-      settled(dq);
-      add_dq(dq, before, last.stage());
-    }
-    warpgroup_wait<0>();
-    settled(sum);
+    end_products<FIRST>(dq, before, last);
     release(barriers.dout_empty(dout_stage));
   }
 
@@ -290,10 +295,7 @@ struct WideConsumer {
     }
     settled(d);  // keeps each number in a register of its own
     start_turned<C::DV>(d, C::V, C::DOUT + dout_stage * C::V_BYTES, 1);
-    if constexpr (!FIRST) {
-      barrier_wait(barriers.slope_full(last.stage()), last.parity());
-      start_dq(dq, last.stage());
-    }
+    if constexpr (!FIRST) start_dq(dq, last);
     warpgroup_wait<FIRST ? 0 : 1>();
     settled(d);
     release(barriers.dout_empty(dout_stage));
@@ -318,21 +320,14 @@ struct WideConsumer {
     named_arrive(C::SLOPE_STORED + stage, C::SENDER_THREADS);
     barrier_wait(barriers.q_full(stage), count.parity());
     start_along(slopes, C::Q + stage * C::Q_BYTES);
-    if constexpr (!FIRST) {
-      warpgroup_wait<1>();
-      settled(dq);
-      add_dq(dq, before, last.stage());
-    }
-    warpgroup_wait<0>();
-    settled(sum);
+    end_products<FIRST>(dq, before, last);
     release(barriers.q_empty(stage));
   }
 
   // Computes dQ of the last tile.
   __device__ __forceinline__ void finish(int before, WideCount<C> last) const {
     float dq[32];
-    barrier_wait(barriers.slope_full(last.stage()), last.parity());
-    start_dq(dq, last.stage());
+    start_dq(dq, last);
     warpgroup_wait<0>();
     settled(dq);
     add_dq(dq, before, last.stage());
