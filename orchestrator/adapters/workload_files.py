@@ -431,7 +431,7 @@ def _is_beside(root: Path, name: str) -> Path | None:
         return None
 
 
-NAMED: Final = re.compile(r"[\w./-]*\w\.\w+")
+NAMED: Final = re.compile(r"[\w ./-]*\w\.\w+")
 QUOTED: Final = re.compile(rf"['\"](?!/)({NAMED.pattern})['\"]")
 
 

@@ -217,17 +217,17 @@ def test_what_a_file_names_travels_or_is_named_in_the_plan(tmp_path: Path) -> No
     entry = '{"cuda": "csrc/k.cu", "entry": "k", "grid": 1, "block": 1, "args": []}'
     file = tmp_path / "mine.py"
     named = f'w = open("weights.npz")\nh = ["helper.h", "csrc/x.cpp", "secrets.json", "../up.h", "gone.h", "{tmp_path}/x.h"]\n'
-    named += 'code = """#include "inner.h"\n#include "other.cu" """\n'
+    named += 'code = """#include "inner.h"\n#include "other.cu" """\nd = "my helper.h", "my data.bin"\n'
     file.write_text(GOOD.replace("def kernel_mine(x): ...", f"kernel_mine = {entry}") + named)
     (tmp_path / "csrc").mkdir()
-    sources = ("csrc/k.cu", "csrc/k.cuh", "helper.h", "csrc/x.cpp", "inner.h", "csrc/other.cu")
-    for name in (*sources, "weights.npz", "secrets.json", "unnamed.h"):
+    sources = ("csrc/k.cu", "csrc/k.cuh", "helper.h", "csrc/x.cpp", "inner.h", "csrc/other.cu", "my helper.h")
+    for name in (*sources, "weights.npz", "my data.bin", "secrets.json", "unnamed.h"):
         (tmp_path / name).write_text('extern "C" __global__ void k(float* x) {}\n')
     (tmp_path / "x.h").write_text("// here")
     (tmp_path.parent / "up.h").write_text("// not here")
     own = own_workload(file)
     assert set(gather_files(file)) == {"own.requirements.json", *(f"own/{name}" for name in ("mine.py", *sources))}
-    unsent = f"weights.npz, secrets.json, ../up.h, {tmp_path}/x.h"
+    unsent = f"weights.npz, secrets.json, ../up.h, {tmp_path}/x.h, my data.bin"
     assert own.notes == (f"not sent, though the file names them: {unsent}",)
     file.write_text(file.read_text().replace("csrc/k.cu", "../k.cu"))
     (tmp_path.parent / "k.cu").write_text('extern "C" __global__ void k(float* x) {}\n')
