@@ -173,15 +173,15 @@ int cuModuleLoadDataEx(void** module, const char* image, unsigned count, int* op
   (void)count, (void)options, (void)values;
   if (forbidden()) return CAPTURE_UNSUPPORTED;
   if (context != &the_context) return INVALID_CONTEXT;
-  if (kernel_count == MAX_KERNELS) return INVALID_VALUE;
-  Kernel* kernel = &kernels[kernel_count];
+  const int place = __sync_fetch_and_add(&kernel_count, 1);  // of its own, also where two threads load at once
+  if (place >= MAX_KERNELS) return INVALID_VALUE;
+  Kernel* kernel = &kernels[place];
   int at = 0, used = 0;
   memset(kernel, 0, sizeof *kernel);
   if (sscanf(image, "%127s %d%n", kernel->name, &kernel->threads, &at) != 2) return INVALID_VALUE;
   while (kernel->count < MAX_ARGUMENTS && sscanf(image + at, "%d%n", &kernel->sizes[kernel->count], &used) == 1)
     at += used, kernel->count++;
   kernel->shared_limit = DEFAULT_SHARED;
-  kernel_count++;
   *module = kernel;
   return SUCCESS;
 }
