@@ -76,7 +76,7 @@ def around(kernels: Iterable[HopperBackwardKernel]) -> list[Entry]:
         found += [
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True),
             PrepareKernel(kernel.dtype, kernel.head_dim, True, True, keeps_sums=True),
-            ConvertKernel(kernel.dtype, kernel.head_dim, ordered=kernel.order is not Order.ANY),
+            ConvertKernel(kernel.dtype, kernel.head_dim, kernel.order is not Order.ANY, kernel.window),
         ]
     return list(dict.fromkeys(found))
 

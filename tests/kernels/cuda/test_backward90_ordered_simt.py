@@ -48,12 +48,12 @@ WORK_BY_PLACE = Mutant(
     ),
     NARROW,
 )
-LAST_FIRST = "C::LAST_FIRST ? p.query_tiles - 1 - i + t.first : i"
+LAST_FIRST = "C::LAST_FIRST ? end_of<C>(p, t) - 1 - i + t.first : i"
 OTHER_WAY = Mutant("queries_taken_the_other_way_round_than_they_come", (), ((LAST_FIRST, "i"),), NARROW)
 VALUES_EARLY = Mutant(
     "values_given_back_after_the_first_tile_of_queries_in_place_of_the_last",
     (),
-    (("const bool last = i + 1 == p.query_tiles", "const bool last = i == t.first"),),
+    (("const bool last = i + 1 == end_of<C>(p, t)", "const bool last = i == t.first"),),
     NARROW,
 )
 PUT_BY_THE_SECOND = Mutant(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from kernels.attention.cuda.backward.ampere import (
     ampere_ways,
     every_ampere_kernel,
 )
-from kernels.attention.cuda.backward.costs import possible_parts, schedule_span, three_launches
+from kernels.attention.cuda.backward.costs import passing_keys, possible_parts, schedule_span, three_launches
 from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
 from kernels.attention.cuda.backward.kernels import (
     BackwardParameters,
@@ -26,7 +28,13 @@ from kernels.attention.cuda.backward.kernels import (
     every_backward_kernel,
     every_hopper_kernel,
 )
-from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, PairBackward, hopper_refusal
+from kernels.attention.cuda.backward.plan import (
+    BackwardProblem,
+    HopperBackward,
+    PairBackward,
+    hopper_refusal,
+    windowless_refusal,
+)
 from kernels.attention.cuda.backward.small import (
     MOST_ROWS,
     SmallBackward,
@@ -75,7 +83,6 @@ def test_heads_over_128_go_to_clusters_and_before_hopper_to_mma() -> None:
     ("changes", "reason", "other"),
     [
         ({"mask": Mask("bool", 0, 0, 0, 0, 1)}, "masks", "masks and packed sequences"),
-        ({"window_offset": -5}, "windows with a left limit", None),
         ({"lengths": Lengths(0, 0, 10, True)}, "packed sequences", "packed sequences"),
         ({"scale": -1.0}, "must be positive", None),
         ({"head_dim": 100}, "16-byte", "16-byte"),
@@ -90,6 +97,33 @@ def test_what_hoppers_kernel_does_not_take_has_another_way(
     assert reason in (hopper_refusal(problem, MACHINE) or "")
     assert (other or "") in (ampere_refusal(problem, MACHINE) or "")
     assert kinds(problem) == ([PairBackward] if other else [AmpereBackward, PairBackward])
+
+
+def test_windows_are_hoppers_where_it_has_kernels_for_them() -> None:
+    for causal in (False, True):
+        problem = posed(window_offset=-5, causal=causal)
+        assert kinds(problem) == [HopperBackward, AmpereBackward, PairBackward]
+        kernel = HopperBackward(MACHINE).kernel(problem)
+        assert (kernel.causal, kernel.window) == (True, True)
+        for refused in (few_refusal(problem, MACHINE), windowless_refusal(problem, MACHINE)):
+            assert "windows with a left limit" in (refused or "")
+    assert kinds(posed(window_offset=-5, invariant=True)) == [HopperBackward]
+    assert kinds(posed(window_offset=-5, head_dim=256)) == [AmpereBackward, PairBackward]
+    assert kinds(posed(window_offset=-5, scale=-1.0)) == [AmpereBackward, PairBackward]
+
+
+def test_the_queries_that_pass_by_a_tile_of_keys_are_those_whose_windows_it_is_in() -> None:
+    chance = random.Random(3)
+    for _ in range(50):
+        sizes = {"seq": chance.randint(1, 500), "seq_k": chance.randint(1, 500), "kv_heads": 8, "head_dim": 64}
+        right = chance.randint(-200, 200)
+        left = chance.choice((None, right - chance.randint(0, 300)))
+        problem = posed(**sizes, causal_offset=right, window_offset=left)
+        tiles = [set[int]() for _ in range(0, sizes["seq_k"], 128)]
+        for query, tile in itertools.product(range(-(-sizes["seq"] // 128) * 128), range(len(tiles))):
+            if tile * 128 <= query + right and (left is None or query + left < tile * 128 + 128):
+                tiles[tile].add(query // 128)
+        assert passing_keys(problem, 128) == [2 * len(seen) for seen in tiles]
 
 
 def test_plain_and_causal_problems_are_hoppers_where_there_is_one() -> None:
@@ -203,6 +237,8 @@ def test_in_an_order_tiles_of_many_heads_go_side_by_side_with_either_mask(
         ({"batch": 2, "heads": 32, "kv_heads": 8, "seq": 4096}, 16),  # four rounds, each block with four heads
         ({"batch": 4, "heads": 32, "kv_heads": 8, "seq": 4096}, 4),  # of which only one need fit
         ({"batch": 2, "seq": 16384}, 1),
+        ({"batch": 2, "heads": 64, "kv_heads": 8, "seq": 16384, "head_dim": 64, "window_offset": -1023}, 6),
+        ({"batch": 2, "heads": 64, "kv_heads": 8, "seq": 4096, "head_dim": 64, "window_offset": -1023}, 16),
     ],
 )
 def test_sections_are_equal_and_one_where_there_are_few_tiles(sizes: dict[str, Any], heads: int) -> None:
@@ -322,6 +358,11 @@ LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8}
         ({"seq": 1024, "causal": False}, 2),
         ({"seq": 2048, "heads": 56}, 1),
         ({"seq": 2048, "head_dim": 64}, 2),
+        ({"seq": 1024, "head_dim": 64, "window_offset": -127}, 2),
+        ({"seq": 2048, "head_dim": 64, "window_offset": -127}, 1),  # one round of tiles of two tiles of queries
+        ({"seq": 2048, "batch": 2, "head_dim": 64, "window_offset": -1023}, 2),
+        ({"seq": 4096, "batch": 2, "head_dim": 64, "window_offset": -1023}, 1),
+        ({"seq": 8192, "window_offset": -127}, 1),  # nothing was measured
     ],
 )
 def test_a_group_is_in_parts_where_its_longest_tiles_would_end_late(sizes: dict[str, Any], parts: int) -> None:

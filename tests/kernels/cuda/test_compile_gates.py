@@ -142,6 +142,7 @@ SAMPLES: dict[str, tuple[str, Callable[[], Sequence[Entry]]]] = {
     ]),
     "backward": ("sm_90a", lambda: [
         *(HopperBackwardKernel("bfloat16", head_dim, True) for head_dim in (64, 128)),
+        HopperBackwardKernel("bfloat16", 128, True, window=True),
         FewBackwardKernel("bfloat16", 128, 128, True), WideBackwardKernel("bfloat16", 256, 256), few_keys(HOPPER, "bfloat16"), five_products(HOPPER, 64),
     ]),
     "dropout": ("sm_90a", lambda: [

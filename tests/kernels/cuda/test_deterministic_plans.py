@@ -39,6 +39,8 @@ ORDERED, CYCLIC, ROWS_128 = "backward90-ordered", "backward90-cyclic", "backward
         ({"seq": 512}, ORDERED),
         ({"seq": 16384}, ORDERED),
         ({"seq": 512, "head_dim": 64}, ORDERED),
+        ({"seq": 512, "window_offset": -100}, ORDERED),
+        ({"seq": 512, "causal": False, "window_offset": -100}, ORDERED),
         ({"seq": 512, "causal": False}, CYCLIC),
         ({"seq": 512, "head_dim": 64, "causal": False}, CYCLIC),
         ({"seq": 4096, "seq_k": 4224, "causal": False}, ORDERED),

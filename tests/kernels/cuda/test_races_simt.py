@@ -60,7 +60,7 @@ TOLD = "    publish_shared();\n    if constexpr (C::ORDERED)\n      named_arrive
 QUERIES_READ = "    warpgroup_wait<0>();\n    settled(dk);\n    release(barriers.q_empty(stage));\n"
 VALUES_READ = "    warpgroup_wait<0>();\n    settled(d);\n    if (last) release(barriers.v_empty());\n"
 ALL_SEEN = (
-    "      BackwardTile t;\n      backward_tile_of<C>(p, work(present), t);\n      if (t.first >= p.query_tiles) {"
+    "      BackwardTile t;\n      backward_tile_of<C>(p, work(present), t);\n      if (t.first >= end_of<C>(p, t)) {"
 )
 KEYS_READ = "    warpgroup_wait<0>();\n    settled(dq);\n    release(barriers.k_empty());\n"
 SUM_EMPTY = "    named_sync(C::SUM_EMPTY + (C::ORDERED ? C::WARPGROUPS * stage : 0) + warpgroup, C::SUM_THREADS);\n"

@@ -61,8 +61,11 @@ def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
     f = problem.forward
     tile = ELEMENTS_OF_TILE // padded_head_dim(f.head_dim)
     all_tiles = -(-f.seq_q // tile)
-    firsts = [max(key - f.causal_offset, 0) // tile if f.causal else 0 for key in range(0, f.seq_k, rows)]
-    return [f.group * max(all_tiles - first, 0) for first in firsts]
+    starts = range(0, f.seq_k, rows)
+    firsts = [max(key - f.causal_offset, 0) // tile if f.causal else 0 for key in starts]
+    window = f.window_offset
+    ends = [all_tiles if window is None else max(-1, key + rows - 1 - window) // tile + 1 for key in starts]
+    return [f.group * max(min(all_tiles, end) - first, 0) for first, end in zip(firsts, ends, strict=True)]
 
 
 def passing_queries(problem: BackwardProblem, rows: int) -> list[int]:
@@ -112,9 +115,9 @@ def best_parts(problem: BackwardProblem, machine: Machine) -> int:
     """The number of parts with which `backward90` should end first: 1 unless that is sure to gain. With many rounds of
     tiles the model has nothing to say."""
     f, possible = problem.forward, possible_parts(problem)
-    is_measured = f.batch * f.kv_heads <= HEADS_IN_TWO and f.group >= GROUP_IN_TWO and f.seq_k <= KEYS_IN_TWO
-    in_two = f.causal and is_measured and padded_head_dim(f.head_dim) == WIDTH_IN_TWO and 2 in possible
-    least = 2 if in_two else 1
+    sizes = f.batch * f.kv_heads <= HEADS_IN_TWO and f.group >= GROUP_IN_TWO and f.seq_k <= KEYS_IN_TWO
+    is_measured = sizes and f.causal and f.window_offset is None and padded_head_dim(f.head_dim) == WIDTH_IN_TWO
+    least = 2 if is_measured and 2 in possible else 1
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
         return least
     spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible}

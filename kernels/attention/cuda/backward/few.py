@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.costs import one_launch, three_launches
 from kernels.attention.cuda.backward.kernels import BackwardParameters, cpp_flag, mapped_entry_point
-from kernels.attention.cuda.backward.plan import BackwardProblem, hopper_refusal, map_of, parameters_of
+from kernels.attention.cuda.backward.plan import BackwardProblem, map_of, parameters_of, windowless_refusal
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
 from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded_head_dim
@@ -100,7 +100,7 @@ def few_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
     f = problem.forward
     if not maps_describe(f.out, (f.batch, f.heads, f.seq_q)):
         return "a tensor map cannot describe the output's strides"
-    return hopper_refusal(problem, machine)
+    return windowless_refusal(problem, machine)
 
 
 def few_ways(problem: BackwardProblem, machine: Machine) -> list[FewBackward]:

@@ -235,12 +235,14 @@ class HopperBackwardKernel:
     order: Order = Order.ANY
     parts: bool = False
     """It takes the heads of a group in parts."""
+    window: bool = False
+    """Queries see no keys before a window; then it is causal too."""
 
     threads = 384
 
     @property
     def name(self) -> str:
-        mask = "causal" if self.causal else "full"
+        mask = "window" if self.window else "causal" if self.causal else "full"
         tile = f"{self.queries}x{HOPPER_KEYS}{self.order and f'_{self.order}'}{'_parts' if self.parts else ''}"
         return f"backward90_{SHORT[self.dtype]}_d{self.head_dim}_{mask}_{tile}"
 
@@ -258,27 +260,32 @@ class HopperBackwardKernel:
     def source(self) -> str:
         flags = f"{cpp_flag(self.causal)}, {C_ORDER[self.order]}{', true' if self.parts else ''}"
         config = f"Backward<{C_TYPE[self.dtype]}, {self.head_dim}, {self.queries}, {flags}>"
+        config = f"Windowed<{config}>" if self.window else config
         return mapped_entry_point("hopper", self.name, self.threads, MAPS, config, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertKernel:
-    """A specialisation of `source/backward/convert.cuh`; `ordered` for sums that are made in an order."""
+    """A specialisation of `source/backward/convert.cuh`; `ordered` for sums that are made in an order, `window` for
+    those of queries that see no keys before a window."""
 
     dtype: str
     head_dim: int
     ordered: bool = False
+    window: bool = False
 
     threads = 256
     shared_bytes = 0
 
     @property
     def name(self) -> str:
-        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}{'_ordered' if self.ordered else ''}"
+        kind = f"{'_ordered' if self.ordered else ''}{'_window' if self.window else ''}"
+        return f"backward_convert_{SHORT[self.dtype]}_d{self.head_dim}{kind}"
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}, {cpp_flag(self.ordered)}"
+        flags = f"{cpp_flag(self.ordered)}{', true' if self.window else ''}"
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {HOPPER_QUERIES[self.head_dim]}, {flags}"
         return entry_point("convert", self.name, self.threads, f"backward_convert<Convert<{config}>>")
 
 
@@ -359,10 +366,11 @@ def every_hopper_kernel() -> Iterator[HopperBackwardKernel | PrepareKernel | Con
     for dtype, size in itertools.product(C_TYPE, HOPPER_QUERIES):
         yield PrepareKernel(dtype, size, True, True)
         yield PrepareKernel(dtype, size, True, True, keeps_sums=True)
-        yield ConvertKernel(dtype, size)
-        yield ConvertKernel(dtype, size, ordered=True)
+        yield from (ConvertKernel(dtype, size, *flags) for flags in itertools.product((False, True), repeat=2))
         for causal, order in itertools.product((False, True), Order):
             if not (causal and order is Order.CYCLIC):
                 yield HopperBackwardKernel(dtype, size, causal, order)
         for causal in (False, True):
             yield HopperBackwardKernel(dtype, size, causal, parts=True)
+        for order, parts in ((Order.ANY, False), (Order.KEYS, False), (Order.ANY, True)):
+            yield HopperBackwardKernel(dtype, size, True, order, parts, window=True)

@@ -25,7 +25,16 @@ from kernels.attention.cuda.backward.kernels import (
 )
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.parameters import UNLIMITED, Divisor
-from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, LOG2_E, MAX_BLOCKS, Layout, Machine, Problem, check_kind
+from kernels.attention.cuda.plan.planning import (
+    ELEMENT_BYTES,
+    LOG2_E,
+    MAX_BLOCKS,
+    Layout,
+    Machine,
+    Problem,
+    check_kind,
+    visible_keys,
+)
 from kernels.attention.cuda.plan.variants import padded_head_dim, wide_padded
 from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.launching import Buffers, Step
@@ -104,13 +113,20 @@ PLAIN_LAYOUT = (
 )
 
 
+def windowless_refusal(problem: BackwardProblem, machine: Machine, widest: int = WIDEST) -> str | None:
+    """Why a kernel for Hopper that has no windows does not compute the problem; None if it does."""
+    if problem.forward.window_offset is not None:
+        return "windows with a left limit are not supported"
+    return hopper_refusal(problem, machine, widest)
+
+
 def hopper_refusal(problem: BackwardProblem, machine: Machine, widest: int = WIDEST) -> str | None:
     """Why Hopper's kernel for head dimensions up to `widest` does not compute the problem; None if it does."""
     f, g = problem.forward, problem.gradients
     if not machine.hopper:
         return "needs tensor copies and wgmma, which only code compiled for sm_90a (H100, H200) has"
-    if f.mask is not None or f.lengths is not None or f.window_offset is not None:
-        return "masks, windows with a left limit and packed sequences are not supported"
+    if f.mask is not None or f.lengths is not None:
+        return "masks and packed sequences are not supported"
     if problem.scale <= 0.0:
         return "the scale must be positive"
     if problem.widest > widest or not problem.is_vector:
@@ -130,7 +146,7 @@ def cyclic_refusal(problem: BackwardProblem, machine: Machine) -> str | None:
         return "under a causal mask tiles of keys are not seen by the same queries"
     if not cyclic_blocks(problem, machine):
         return f"a head has more than {machine.sm_count} tiles of {HOPPER_KEYS} keys, one for each SM"
-    return hopper_refusal(problem, machine)
+    return windowless_refusal(problem, machine)
 
 
 def cyclic_blocks(problem: BackwardProblem, machine: Machine) -> int:
@@ -316,8 +332,9 @@ class HopperBackward:
         return self.order is not Order.ANY
 
     def kernel(self, problem: BackwardProblem) -> HopperBackwardKernel:
-        f = problem.forward
-        return HopperBackwardKernel(f.dtype, padded_head_dim(f.head_dim), f.causal, self.order, self.divides)
+        f, window = problem.forward, problem.forward.window_offset is not None
+        causal = f.causal or window
+        return HopperBackwardKernel(f.dtype, padded_head_dim(f.head_dim), causal, self.order, self.divides, window)
 
     @property
     def divides(self) -> bool:
@@ -354,7 +371,7 @@ class HopperBackward:
         parameters = self.parameters(problem, kernel, buffers)
         clearing = copy_parameters(parameters)
         clearing.all_kv_heads += self.heads_with_arrivals(problem)
-        keeps_sums = (f.causal or self.same_bits) and all_see_the_first_keys(problem)
+        keeps_sums = (kernel.causal or self.same_bits) and all_see_keys(problem)
         prepare = PrepareKernel(f.dtype, size, True, True, keeps_sums)
         steps = [preparing_step(prepare, problem, parameters.query_tiles * kernel.queries, clearing)]
         cooperative = self.order is Order.CYCLIC
@@ -365,13 +382,15 @@ class HopperBackward:
         blocks = min(main.items, most)
         maps = [map_of(problem, name, HOPPER_KEYS if name in "kv" else kernel.queries) for name in MAPS]
         steps.append(Step(kernel, (blocks, 1, 1), (*maps, main), dependent, cooperative))
-        convert = ConvertKernel(f.dtype, size, self.same_bits)
+        convert = ConvertKernel(f.dtype, size, self.same_bits, kernel.window)
         blocks = main.items // main.tiles.divisor * main.group.divisor * main.query_tiles
         steps.append(Step(convert, (blocks, 1, 1), (copy_parameters(parameters),), not cooperative))
         return steps
 
     def heads_of_section(self, problem: BackwardProblem) -> int:
         """The number of heads in a section: all tiles of a section are taken before those of the next one."""
+        if problem.forward.window_offset is not None:
+            return heads_under_window(problem, self.machine)
         if self.order is Order.KEYS:
             return heads_in_order(problem, self.machine)
         return heads_under_mask(problem, self.machine) if problem.forward.causal else 1
@@ -383,9 +402,11 @@ def is_small(problem: BackwardProblem, machine: Machine, keys: int, rounds: int 
     return f.batch * f.kv_heads * -(-f.seq_k // keys) <= rounds * machine.sm_count
 
 
-def all_see_the_first_keys(problem: BackwardProblem) -> bool:
-    """Whether the first tile of keys contributes to dQ of every query."""
-    return not problem.forward.causal or problem.forward.causal_offset >= 0
+def all_see_keys(problem: BackwardProblem) -> bool:
+    """Whether some tile of keys contributes to dQ of every query: the first one, unless there is a window."""
+    f = problem.forward
+    reaches_keys = f.window_offset is None or f.seq_q + f.window_offset <= f.seq_k
+    return reaches_keys and (not f.causal or f.causal_offset >= 0)
 
 
 def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> int:
@@ -417,6 +438,16 @@ def heads_in_order(problem: BackwardProblem, machine: Machine) -> int:
         return f.batch * f.kv_heads
     rows, part = (CAUSAL_ROWS, CAUSAL_PART) if f.causal else (FULL_ROWS, FULL_PART)
     return in_equal_sections(problem, fitting_heads(problem, machine, min(f.seq_q, max(rows, f.seq_q // part))))
+
+
+def heads_under_window(problem: BackwardProblem, machine: Machine) -> int:
+    """The same for queries with a window, with sums in any order or one: neighbouring tiles of keys share only the
+    queries that see both, so that no more rows of the group's heads are to fit the cache."""
+    f = problem.forward
+    if is_small(problem, machine, HOPPER_KEYS):
+        return f.batch * f.kv_heads
+    rows = min(f.seq_q, HOPPER_KEYS + visible_keys(f, HOPPER_KEYS))
+    return in_equal_sections(problem, fitting_heads(problem, machine, rows) // f.group)
 
 
 def fitting_heads(problem: BackwardProblem, machine: Machine, rows: int) -> int:

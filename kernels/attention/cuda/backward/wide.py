@@ -12,9 +12,9 @@ from kernels.attention.cuda.backward.plan import (
     WIDEST,
     BackwardProblem,
     heads_of_section,
-    hopper_refusal,
     is_small,
     map_of,
+    windowless_refusal,
 )
 from kernels.attention.cuda.plan.parameters import Divisor
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
@@ -96,7 +96,7 @@ def wide_ways(problem: BackwardProblem, machine: Machine) -> list[WideBackward]:
     """This way, where it computes the problem."""
     f = problem.forward
     shaped = f.shapes_scores or f.dropout is not None
-    if shaped or f.head_dim <= WIDEST or hopper_refusal(problem, machine, WIDTHS[-1]) is not None:
+    if shaped or f.head_dim <= WIDEST or windowless_refusal(problem, machine, WIDTHS[-1]) is not None:
         return []
     return [WideBackward(machine)]
 

@@ -7,24 +7,24 @@
 #include "backward/problem.cuh"
 #include "small/instructions.cuh"
 
-// ORDERED: the sums are made in an order.
-template <class T_, int D_, int QUERIES_, bool ORDERED_>
+// ORDERED: the sums are made in an order. WINDOW: tiles of keys before the first query's window are not seen.
+template <class T_, int D_, int QUERIES_, bool ORDERED_, bool WINDOW_ = false>
 struct Convert {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_, KEYS = 128;
-  static constexpr bool ORDERED = ORDERED_;
+  static constexpr bool ORDERED = ORDERED_, WINDOW = WINDOW_;
   static constexpr int THREADS = 256;
 
   // Returns whether all keys that the queries of a tile see have been added. All lanes of a warp ask together.
   DEVICE_MEMBER static bool is_summed(const BackwardParams& p, int head_of_all, int tile, int lane) {
     const int all = (int)p.tiles.divisor, last = (tile + 1) * QUERIES - 1 + p.above;
-    const int seen = last < 0 ? 0 : min(all, last / KEYS + 1);
+    const int seen = last < 0 ? 0 : min(all, last / KEYS + 1), first = WINDOW ? min(first_keys(p, tile * QUERIES, KEYS), seen) : 0;
     bool waits = false;
     if (ORDERED) {
-      waits = acquired(turns_of(p) + head_of_all * p.query_tiles + tile) != seen;
+      waits = acquired(turns_of(p) + head_of_all * p.query_tiles + tile) != seen - first;
     } else {
       const int* finished = finished_of(p) + divide(head_of_all, p.group) * all;
-      for (int keys = lane; keys < seen; keys += 32) waits |= acquired(finished + keys) != SHARES_OF_TILE;
+      for (int keys = first + lane; keys < seen; keys += 32) waits |= acquired(finished + keys) != SHARES_OF_TILE;
     }
     waits = any_lane(waits);
     order_additions();

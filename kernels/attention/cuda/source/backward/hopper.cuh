@@ -10,6 +10,8 @@
 // If PARTS, a block takes only some of a group's heads for its tile of keys. Each part leaves its sums of dK and dV in global
 // memory, and the one that is last adds them all in the order of the parts.
 //
+// If WINDOW, the queries of a tile of keys also have an end: later ones no longer see these keys.
+//
 //   The order of the products and the handling of dQ follow Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao,
 //   "FlashAttention-3", 2024.
 #pragma once
@@ -24,7 +26,7 @@ struct Backward {
   typedef T_ T;
   static constexpr int D = D_, QUERIES = QUERIES_;
   static constexpr bool CAUSAL = CAUSAL_, ORDERED = ORDER_ != ANY_ORDER, CYCLIC = ORDER_ == CYCLIC_ORDER;
-  static constexpr bool PARTS = PARTS_;
+  static constexpr bool PARTS = PARTS_, WINDOW = false;
   static constexpr bool LAST_FIRST = ORDERED && CAUSAL;  // from the last tile of queries, which sees all keys, to the first
   static constexpr int KEYS = 128, STAGES = 2, WARPGROUPS = 2, WARPGROUP_THREADS = 128, WARPGROUP_KEYS = 64, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNKS = D / CHUNK_COLUMNS, UNITS = 16;
@@ -58,10 +60,25 @@ struct Backward {
   static constexpr int V_STEPS = D == 64 ? 0 : ORDER_ == ORDER_OF_KEYS ? 3 : 4;
 };
 
+// The same for queries that see no keys before a window. It is a type around the other so that kernels without a window keep
+// their names for what is in shared memory, and so their machine code. `above` may hide nothing.
+template <class C>
+struct Windowed : C {
+  static constexpr bool WINDOW = true;
+  static_assert(C::CAUSAL, "the first query that sees a key must be known");
+};
+
 struct BackwardTile {
   int batch, kv_head, key0;
-  int first, masked;  // query tiles first .. masked - 1 are masked, masked .. p.query_tiles - 1 are not
+  int first, masked;  // query tiles first .. masked - 1 are masked, masked .. end_of(p, t) - 1 are not
+  int end, limited;   // if WINDOW, tiles limited .. end - 1 have queries that some of these keys come too early for
 };
+
+// Returns the number of the tile after the last one whose queries see the keys.
+template <class C>
+DEVICE int end_of(const BackwardParams& p, const BackwardTile& t) {
+  return C::WINDOW ? t.end : p.query_tiles;
+}
 
 // Sets the tile of work. Returns false for the surplus heads of the last section; it does so only at the end, as otherwise the
 // old tile would have to stay in registers. Under a causal mask the first tiles of keys are seen by the most queries, so the
@@ -77,6 +94,11 @@ DEVICE bool backward_tile_of(const BackwardParams& p, int index, BackwardTile& t
     const int seen_from = t.key0 - p.above, free_from = t.key0 + C::KEYS - 1 - p.above;
     const int first = seen_from <= 0 ? 0 : seen_from / C::QUERIES, free = free_from <= 0 ? 0 : (free_from + C::QUERIES - 1) / C::QUERIES;
     t.first = min(first, p.query_tiles), t.masked = max(t.masked, min(free, p.query_tiles));
+  }
+  if constexpr (C::WINDOW) {
+    const int seen_to = t.key0 + C::KEYS - 1 - p.below, free_to = t.key0 - p.below;
+    t.end = seen_to < 0 ? 0 : min(seen_to / C::QUERIES + 1, p.query_tiles);
+    t.limited = free_to < 0 ? 0 : (free_to + 1) / C::QUERIES;
   }
   return head < p.all_kv_heads;
 }
@@ -187,12 +209,12 @@ struct BackwardProducer {
       BackwardTile t;
       if (!backward_tile_of<C>(p, index, t)) continue;
       int due = (int)opaque((u32)index);  // opaque, or the compiler makes two loops, and runs out of registers
-      int head = t.kv_head * (int)p.group.divisor, n = C::LAST_FIRST ? p.query_tiles - 1 : t.first;
+      int head = t.kv_head * (int)p.group.divisor, n = C::LAST_FIRST ? end_of<C>(p, t) - 1 : t.first;
       const int start = C::CYCLIC ? first_queries(p, t.key0 / C::KEYS) : 0;
       place.set_heads((int)p.group.divisor);
 #pragma unroll 1
       do {  // one loop over heads and tiles copies the keys in one place, also keys that no query sees
-        if (C::LAST_FIRST ? n >= t.first : n < p.query_tiles) {
+        if (C::LAST_FIRST ? n >= t.first : n < end_of<C>(p, t)) {
           const int m = C::CYCLIC ? around(p, n + start) : n;
           barrier_wait(barriers.q_empty(place.stage()), place.parity());
           copy_rows(C::Q, C::SHIFT, q, p.shift, barriers.q_full(place.stage()), place.stage(), m, head, t.batch);
@@ -202,8 +224,8 @@ struct BackwardProducer {
         }
         if (due >= 0) copy_kv(due, place.k_parity());
         due = (int)opaque(~0u);
-        if (C::LAST_FIRST ? --n < t.first : ++n >= p.query_tiles) {
-          n = C::LAST_FIRST ? p.query_tiles - 1 : t.first, head++;
+        if (C::LAST_FIRST ? --n < t.first : ++n >= end_of<C>(p, t)) {
+          n = C::LAST_FIRST ? end_of<C>(p, t) - 1 : t.first, head++;
           place.next_head();
         }
       } while (place.has_heads());
@@ -309,6 +331,20 @@ struct BackwardConsumer {
           if (8 * i + e < begin) s[4 * i + 2 * r + e] = MINUS_INFINITY;
     }
   }
+  // Sets scores of keys before a query's window to -inf.
+  __device__ __forceinline__ void limit(float (&s)[C::QUERIES / 2], int key0, int query0) const {
+    const int own_lane = lane(), own_warp = warp();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = key0 + warpgroup * C::WARPGROUP_KEYS + own_warp * 16 + (own_lane >> 2) + 8 * r;
+      const int last = key - p.below - query0 - 2 * (own_lane & 3);
+#pragma unroll
+      for (int i = 0; i < C::QUERIES / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * i + e > last) s[4 * i + 2 * r + e] = MINUS_INFINITY;
+    }
+  }
 
   // Turns the scores of the i-th 16 queries into weights.
   __device__ __forceinline__ void weigh(float (&s)[C::QUERIES / 2], int i, const float (&shift)[4]) const {
@@ -347,7 +383,8 @@ struct BackwardConsumer {
   // warpgroup has had time to store its dS. FIRST: there is no tile before. `share` is the number of this tile's share of dQ,
   // and `before` that of the tile before. `last`: no other tile follows.
   template <bool FIRST>
-  __device__ __forceinline__ void step(int key0, int n, bool last, bool masked, int share, int& before, BackwardPlace& place) {
+  __device__ __forceinline__ void step(int key0, int n, bool last, bool masked, bool limited, int share, int& before,
+                                       BackwardPlace& place) {
     float s[C::QUERIES / 2], d[C::QUERIES / 2], dq[32], shift[C::EARLY][4], delta[C::QUERIES / 16][4];
     const int stage = place.stage();
     if constexpr (FIRST) barrier_wait(barriers.q_full(stage), place.parity());
@@ -361,6 +398,8 @@ struct BackwardConsumer {
     warpgroup_wait<FIRST ? 0 : 1>();
     settled(s);
     if (masked) mask(s, key0, n * C::QUERIES);
+    if constexpr (C::WINDOW)
+      if (limited) limit(s, key0, n * C::QUERIES);
     if (p.scale_log2 > 0.0f) {  // which it always is: without a branch, ptxas moves the exponentials after the wait for dQ
 #pragma unroll
       for (int i = 0; i < C::EARLY; i++) weigh(s, i, shift[i]);
@@ -528,21 +567,21 @@ struct BackwardConsumer {
       for (place.set_heads((int)p.group.divisor); place.has_heads(); place.next_head()) {
         BackwardTile t;
         backward_tile_of<C>(p, work(present), t);
-        if (t.first < p.query_tiles) load_v();
+        if (t.first < end_of<C>(p, t)) load_v();
         const int kv_head = t.batch * (int)p.kv_heads.divisor + t.kv_head;
         const int head_share = ((kv_head + 1) * (int)p.group.divisor - (int)(place.word >> 3)) * p.query_tiles;
-        for (int i = t.first; i < p.query_tiles; i++) {
-          const int n = C::LAST_FIRST ? p.query_tiles - 1 - i + t.first : i;
-          const bool last = i + 1 == p.query_tiles && place.is_last_head();
+        for (int i = t.first; i < end_of<C>(p, t); i++) {
+          const int n = C::LAST_FIRST ? end_of<C>(p, t) - 1 - i + t.first : i;
+          const bool last = i + 1 == end_of<C>(p, t) && place.is_last_head(), limited = C::WINDOW && n >= t.limited;
           if (before < 0)
-            step<true>(t.key0, n, last, n < t.masked, head_share + n, before, place);
+            step<true>(t.key0, n, last, n < t.masked, limited, head_share + n, before, place);
           else
-            step<false>(t.key0, n, last, n < t.masked, head_share + n, before, place);
+            step<false>(t.key0, n, last, n < t.masked, limited, head_share + n, before, place);
         }
       }
       BackwardTile t;
       backward_tile_of<C>(p, work(present), t);
-      if (t.first >= p.query_tiles) {  // no query sees these keys
+      if (t.first >= end_of<C>(p, t)) {  // no query sees these keys
         release(barriers.v_empty());
         release(barriers.k_empty());
       } else {
@@ -580,7 +619,7 @@ struct BackwardConsumer {
 template <class C>
 DEVICE void backward_adder(const BackwardParams& p, u32 memory, u32 sum_to, int warpgroup, int lane) {
   const u32 from = memory + C::SUM + warpgroup * C::SUM_PART_BYTES;
-  const bool claims = C::CLAIMS && p.above >= 0;
+  const bool claims = C::CLAIMS && p.above >= 0 && (!C::WINDOW || p.seq_q + p.below <= p.seq_k);
   int* const states = turns_of(p);
   int ahead = 0, seen_ahead = C::NOT_STORED;  // the share that is expected next, and its state: so it is known when it is needed
   named_arrive(C::SUM_EMPTY + warpgroup, C::SUM_THREADS);

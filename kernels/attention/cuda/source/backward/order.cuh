@@ -46,6 +46,7 @@ DEVICE void backward_ordered_adder(const BackwardParams& p, u32 memory, u32 told
       const int queries = around(p, tile - first_of_head + first_queries(p, turn));
       tile = first_of_head + queries, turn = cyclic_turn(p, turn, queries);
     }
+    if (C::WINDOW) turn -= first_keys(p, tile % p.query_tiles * C::QUERIES, C::KEYS);
     if (lane == 0) {
       const u64 to = (u64)p.sums + (u64)(u32)tile * C::SUM_BYTES;
       await_turn(turns_of(p) + tile, turn);

@@ -59,6 +59,10 @@ DEVICE int* arrivals_of(const BackwardParams& p) { return p.progress + count_of_
 // Returns where parts leave their sums of dK and dV: after the sums of dQ.
 DEVICE char* parts_of(const BackwardParams& p) { return (char*)(p.sums + (i64)p.all_heads * p.query_tiles * SUMS_OF_TILE); }
 
+// Returns the tile of `keys` keys, or a tile after the last, with which the window of a query begins. The tiles of keys that meet a
+// tile of queries are those from the first query's on: these, and no others, are added to its sums.
+DEVICE int first_keys(const BackwardParams& p, int query, int keys) { return max(query + p.below, 0) / keys; }
+
 // Returns the sum of the products of eight 16-bit elements with eight others.
 template <class T>
 DEVICE float dot(const Chunk& a, const Chunk& b) {

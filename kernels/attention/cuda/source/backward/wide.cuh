@@ -21,7 +21,7 @@ template <class T_, int D_, int DV_>
 struct BackwardWide {
   typedef T_ T;
   static constexpr int D = D_, DV = DV_, QUERIES = 64, KEYS = 128, OWN_KEYS = 64;  // of a tile, of a cluster, of a block
-  static constexpr bool CAUSAL = true;  // `above` may be so large that no query is limited
+  static constexpr bool CAUSAL = true, WINDOW = false;  // `above` may be so large that no query is limited
   static constexpr int WARPGROUP_THREADS = 128, PAIR_THREADS = 256, SENDER_THREADS = WARPGROUP_THREADS + 32, READERS = 8;
   static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128, CHUNK_BYTES = 64 * CHUNK_ROW_BYTES, UNITS = 16;
   static constexpr int CHUNKS = D / CHUNK_COLUMNS, V_CHUNKS = DV / CHUNK_COLUMNS, SUM_CHUNKS = 2;  // of dQ, for a block
