@@ -18,10 +18,9 @@ from kernels.attention.cuda.backward.ampere import (
     AmpereBackward,
     ampere_refusal,
     ampere_ways,
-    every_ampere_kernel,
 )
 from kernels.attention.cuda.backward.costs import passing_keys, possible_parts, schedule_span, three_launches
-from kernels.attention.cuda.backward.few import FewBackward, every_few_kernel, few_refusal, few_ways
+from kernels.attention.cuda.backward.few import FewBackward, few_refusal, few_ways
 from kernels.attention.cuda.backward.kernels import (
     BackwardParameters,
     Order,
@@ -38,19 +37,25 @@ from kernels.attention.cuda.backward.plan import (
 from kernels.attention.cuda.backward.small import (
     MOST_ROWS,
     SmallBackward,
-    every_small_kernel,
     small_refusal,
     small_ways,
 )
 from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
-from kernels.attention.cuda.backward.turing import every_turing_kernel, turing_ways
+from kernels.attention.cuda.backward.turing import turing_ways
 from kernels.attention.cuda.backward.ways import backward_ways
-from kernels.attention.cuda.backward.wide import WideBackward, every_wide_kernel
+from kernels.attention.cuda.backward.wide import WideBackward
 from kernels.attention.cuda.compile.build import Resources, check_gates
 from kernels.attention.cuda.errors import BuildFailed
 from kernels.attention.cuda.plan.planning import Dropping, Layout, Lengths, Machine, Mask
 from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from tests.kernels.cuda.backward_problems import ADA, AMPERE, FEW, HOPPER, MACHINE, TURING, posed
+from tests.kernels.cuda.every_kernel import (
+    every_ampere_kernel,
+    every_few_kernel,
+    every_small_backward_kernel,
+    every_turing_kernel,
+    every_wide_kernel,
+)
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 
@@ -61,7 +66,7 @@ def kinds(problem: BackwardProblem, machine: Machine = MACHINE) -> list[type]:
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
-    entries = [*every_backward_kernel(chip), *every_small_kernel(chip), *every_ampere_kernel(chip)]
+    entries = [*every_backward_kernel(chip), *every_small_backward_kernel(chip), *every_ampere_kernel(chip)]
     entries += every_turing_kernel(chip)
     entries += [*every_hopper_kernel(), *every_few_kernel(), *every_wide_kernel()] if chip is HOPPER else ()
     assert len({entry.name for entry in entries}) == len(entries)

@@ -15,7 +15,6 @@ from kernels.attention.cuda.backward.wide import (
     WIDTHS,
     WideBackward,
     WideBackwardKernel,
-    every_wide_kernel,
     wide_ways,
 )
 from kernels.attention.cuda.calls.quick import Options
@@ -24,6 +23,7 @@ from kernels.attention.cuda.plan.variants import Entry
 from tests.kernels.cuda.backward90_runner import Backward90, compile_backward90
 from tests.kernels.cuda.backward_runner import RELATIVE, Posed, Three, assert_right, errors, pose
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
+from tests.kernels.cuda.every_kernel import every_wide_kernel
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.attention.cuda.backward.ampere import SummingKernel, every_ampere_kernel, shapes_of
-from kernels.attention.cuda.backward.few import FewBackwardKernel, every_few_kernel
+from kernels.attention.cuda.backward.ampere import SummingKernel, shapes_of
+from kernels.attention.cuda.backward.few import FewBackwardKernel
 from kernels.attention.cuda.backward.kernels import (
     HopperBackwardKernel,
     dropping_pair_kernel,
@@ -26,10 +26,8 @@ from kernels.attention.cuda.backward.kernels import (
     every_shaped_backward_kernel,
     pair_kernel,
 )
-from kernels.attention.cuda.backward.small import every_small_kernel
 from kernels.attention.cuda.backward.turing import SHAPES as TURING_SHAPES
-from kernels.attention.cuda.backward.turing import every_turing_kernel
-from kernels.attention.cuda.backward.wide import WideBackwardKernel, every_wide_kernel
+from kernels.attention.cuda.backward.wide import WideBackwardKernel
 from kernels.attention.cuda.compile.build import Built, Cache, build_all, build_one
 from kernels.attention.cuda.compile.compiler import Compiler, Target, find_compiler
 from kernels.attention.cuda.plan.variants import CHIPS, Chip, Combine, Entry, Kernel, chip_of, kernel_table
@@ -45,9 +43,21 @@ from kernels.attention.cuda.ways.hopper_kernels import (
     bias_shapes,
     staged_shapes,
 )
-from kernels.attention.cuda.ways.small import SmallKernel, in_registers, in_shared, small_table
-from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, small_hopper_table
+from kernels.attention.cuda.ways.small import SmallKernel, in_registers, in_shared
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from kernels.attention.interface import BuildFailed
+from tests.kernels.cuda.every_kernel import (
+    every_ampere_kernel,
+    every_dropping_kernel,
+    every_few_kernel,
+    every_general_kernel,
+    every_shaped_kernel,
+    every_small_backward_kernel,
+    every_small_forward_kernel,
+    every_small_hopper_kernel,
+    every_turing_kernel,
+    every_wide_kernel,
+)
 from tests.kernels.cuda.lean import Lean, lean
 
 TURING, AMPERE, ADA, HOPPER = CHIPS
@@ -80,11 +90,13 @@ def sample(architecture: str) -> Kernel:
 
 
 def few_keys(chip: Chip, dtype: str) -> Entry:
-    return [entry for entry in every_small_kernel(chip) if entry.dtype == dtype and entry.shape.groups == 4][-1]
+    return [entry for entry in every_small_backward_kernel(chip) if entry.dtype == dtype and entry.shape.groups == 4][
+        -1
+    ]
 
 
 def of_features(chip: Chip, mask: str | None, head_dim: int) -> list[general.GeneralKernel]:
-    every = general.every_kernel(chip)
+    every = every_general_kernel(chip)
     return [entry for entry in every if entry.vector and (entry.mask, entry.head_dim) == (mask, head_dim)]
 
 
@@ -248,14 +260,16 @@ def test_every_kernel_passes_its_gates(architecture: str, compiler: Compiler, ca
     assert chip is not None
     entries: list[Entry] = [
         *kernel_table(chip),
-        *general.every_kernel(chip),
+        *every_general_kernel(chip),
         *decode.every_kernel(chip),
         *every_backward_kernel(chip),
     ]
-    entries += [*every_small_kernel(chip), *every_ampere_kernel(chip), *every_turing_kernel(chip)]
-    entries += [*general.every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)]
-    entries += [*general.every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
+    entries += [*every_small_backward_kernel(chip), *every_ampere_kernel(chip), *every_turing_kernel(chip)]
+    entries += [*every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)]
+    entries += [*every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
     assert len(build_all(entries, Target(architecture), compiler, cache)) == len(entries)
-    entries += [] if architecture == "sm_75" else small_table(chip)
-    few = [*every_few_kernel(), *every_wide_kernel(), *small_hopper_table(chip)] if architecture == "sm_90" else []
+    entries += [] if architecture == "sm_75" else every_small_forward_kernel(chip)
+    few = (
+        [*every_few_kernel(), *every_wide_kernel(), *every_small_hopper_kernel(chip)] if architecture == "sm_90" else []
+    )
     assert len(build_all(few, Target("sm_90a"), compiler, cache)) == len(few)

@@ -28,13 +28,13 @@ from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameter
 from kernels.attention.cuda.plan.planning import Machine, Problem
 from kernels.attention.cuda.plan.posing import Shaping, problem_of
 from kernels.attention.cuda.plan.variants import CHIPS
-from kernels.attention.cuda.ways import general
 from kernels.attention.cuda.ways.dispatch import choose_way
 from kernels.attention.dropout import keep_scale, least_word
 from kernels.attention.implementations import CudaVariant
 from kernels.attention.problem import AttentionProblem
 from kernels.harness.workload import Site
 from tests.kernels.cuda.counted import Counted
+from tests.kernels.cuda.every_kernel import every_dropping_kernel, every_general_kernel, every_shaped_kernel
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import WITH_STUB, OnCpu, Stub
 
@@ -171,7 +171,7 @@ def test_parameters_with_dropout_begin_with_those_without(dropping: Any, plain: 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_kernels_without_dropout_are_compiled_from_text_that_does_not_name_it(chip: Any) -> None:
-    without = [*general.every_kernel(chip), *general.every_shaped_kernel(chip)]
+    without = [*every_general_kernel(chip), *every_shaped_kernel(chip)]
     backward = [*every_backward_kernel(chip), *every_shaped_backward_kernel(chip)]
     for entry in (*without, *backward):
         kind, size = ("BackwardParams", BackwardParameters) if entry in backward else ("AttentionParams", Parameters)
@@ -182,10 +182,10 @@ def test_kernels_without_dropout_are_compiled_from_text_that_does_not_name_it(ch
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_each_kernel_with_dropout_has_a_name_and_text_of_its_own_and_fits_its_chip(chip: Any) -> None:
-    entries = [*general.every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
+    entries = [*every_dropping_kernel(chip), *every_dropping_backward_kernel(chip)]
     names = {entry.name for entry in entries}
     assert len(names) == len({entry.source for entry in entries}) == len(entries)
-    others = {*general.every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)}
+    others = {*every_shaped_kernel(chip), *every_shaped_backward_kernel(chip)}
     assert names.isdisjoint(entry.name for entry in others)
     for entry in entries:
         assert "_drops_" in entry.name

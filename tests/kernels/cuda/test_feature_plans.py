@@ -14,11 +14,12 @@ from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.planning import Layout, Lengths, Machine, Mask, Problem
 from kernels.attention.cuda.plan.posing import key_limits, mask_of, problem_of, varlen_problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, Chip, padded_head_dim
-from kernels.attention.cuda.ways import decode, general
+from kernels.attention.cuda.ways import decode
 from kernels.attention.cuda.ways.decode import Decode, plan_decode
 from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import Portable
+from tests.kernels.cuda.every_kernel import every_general_kernel
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 
@@ -66,7 +67,7 @@ def test_every_decoding_gets_a_kernel_of_its_chip_and_a_grid_that_covers_it(
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
 def test_every_kernel_made_on_demand_fits_its_chip_and_has_a_name_of_its_own(chip: Chip) -> None:
-    entries = [*decode.every_kernel(chip), *general.every_kernel(chip)]
+    entries = [*decode.every_kernel(chip), *every_general_kernel(chip)]
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.shared_bytes <= chip.shared_bytes_per_block, entry.name
@@ -91,7 +92,7 @@ def test_every_problem_with_features_gets_a_kernel_that_a_gate_has_seen(
         mask=None if mask is None else Mask(mask, 16, 0, 0, 0, 1),
     )
     launch = plan_general(wanted, machine(chip))
-    assert launch.kernel in list(general.every_kernel(chip))
+    assert launch.kernel in list(every_general_kernel(chip))
     assert launch.pack in (1, group)
     packs = wanted.batch * wanted.heads // launch.pack
     assert launch.row_tiles * launch.kernel.tile.rows >= seq_q * launch.pack

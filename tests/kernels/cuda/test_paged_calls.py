@@ -22,9 +22,10 @@ from kernels.attention.cuda.plan.variants import CHIPS, Chip
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.ways.decode import Decode
 from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
-from kernels.attention.cuda.ways.general import General, every_kernel, plan_general
+from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
+from tests.kernels.cuda.every_kernel import every_general_kernel
 from tests.kernels.cuda.paged_cases import Cache, draw_cache
 from tests.kernels.cuda.stub_driver import WITH_STUB, Map, OnCpu, Stub
 
@@ -85,7 +86,7 @@ def test_every_paged_problem_gets_a_kernel_that_a_gate_has_seen(
 ) -> None:
     wanted = dataclasses.replace(problem(seq_q=seq_q, group=group, head_dim=head_dim, page=page), dtype=chip.dtypes[-1])
     launch = plan_general(wanted, Machine(chip, 132, 50 << 20))
-    assert launch.kernel in list(every_kernel(chip))
+    assert launch.kernel in list(every_general_kernel(chip))
     assert "paged" in launch.kernel.name
 
 

@@ -17,6 +17,7 @@ from kernels.attention.cuda.plan.posing import problem_of
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways import dispatch, small, small_hopper
+from tests.kernels.cuda.every_kernel import every_small_forward_kernel, every_small_hopper_kernel
 from tests.kernels.cuda.exactly import exact
 from tests.kernels.cuda.on_gpu import DEV, DTYPES, ON_GPU, Poisoned, failures, randn
 from tests.kernels.cuda.test_on_gpu import in_dtype
@@ -42,9 +43,9 @@ def engine() -> Engine:
         engine = Engine(torch.device(DEV))
     except Unsupported as exc:
         pytest.skip(str(exc))
-    kernels: list[small.SmallKernel | small_hopper.GroupKernel] = list(small.small_table(engine.chip))
+    kernels: list[small.SmallKernel | small_hopper.GroupKernel] = list(every_small_forward_kernel(engine.chip))
     if engine.machine.hopper:
-        kernels += small_hopper.small_hopper_table(engine.chip)
+        kernels += every_small_hopper_kernel(engine.chip)
         dependent = [one for one in kernels if one.dtype == DEPENDENT_DTYPE and one.head_dim == DEPENDENT_HEAD_DIM]
         kernels += [dataclasses.replace(one, dependent=True) for one in dependent]
     build_all(kernels, engine.target, engine.find_compiler(), engine.cache)  # in parallel; later found in the cache

@@ -9,6 +9,7 @@ import pytest
 from kernels.attention.cuda.plan.planning import Layout, Machine, Problem
 from kernels.attention.cuda.plan.variants import CHIPS, HEADERS, SOURCE
 from kernels.attention.cuda.ways import small, small_hopper
+from tests.kernels.cuda.every_kernel import every_small_forward_kernel, every_small_hopper_kernel
 
 HOPPER = next(chip for chip in CHIPS if chip.name == "hopper")
 H200 = Machine(HOPPER, 132, 60 << 20, hopper=True)
@@ -88,7 +89,7 @@ def test_clusters_are_not_padded_beyond_their_size() -> None:
 
 
 def test_names_are_unique_and_every_source_that_is_included_is_shipped() -> None:
-    kernels = [*small.small_table(HOPPER), *small_hopper.small_hopper_table(HOPPER)]
+    kernels = [*every_small_forward_kernel(HOPPER), *every_small_hopper_kernel(HOPPER)]
     assert len({kernel.name for kernel in kernels}) == len(kernels)
     written = {f"small/{path.name}" for path in (SOURCE / "small").glob("*.cuh")}
     assert written == {name for name in HEADERS if name.startswith("small/")}

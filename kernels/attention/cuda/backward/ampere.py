@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -277,17 +276,6 @@ def ways_of(
     if ways[0].blocks(problem) < fill * machine.sm_count:
         ways.sort(key=lambda way: way.shape.keys)
     return ways
-
-
-def every_ampere_kernel(chip: Chip) -> Iterator[SummingKernel | AmpereConvertKernel]:
-    """All kernels that a plan can choose on a chip, without the preparing kernels, which Hopper has too."""
-    if chip.name == "turing":
-        return
-    for dtype, size in itertools.product(chip.dtypes, SHAPES):
-        yield from kernels_of(dtype, size, shapes_of(size, chip))
-        values = [value_dim for value_dim in SHAPES if value_dim <= size]
-        pairs = itertools.product(shapes_of(size, chip), values)
-        yield from (SummingKernel(dtype, size, shape, value_dim) for shape, value_dim in pairs)
 
 
 def kernels_of(dtype: str, size: int, shapes: Sequence[SummingShape]) -> Iterator[SummingKernel | AmpereConvertKernel]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.costs import one_launch, three_launches
@@ -133,9 +131,3 @@ def is_before_ordered(way: FewBackward, problem: BackwardProblem, ordered_us: fl
     sms = way.machine.sm_count
     few = FewBackward(way.machine, max(ROWS)).has_few_rounds(problem)
     return few and one_launch(problem, way.rows, sms) < ordered_us
-
-
-def every_few_kernel() -> Iterator[FewBackwardKernel]:
-    """All kernels that a plan can choose on Hopper."""
-    for dtype, size, rows, causal in itertools.product(C_TYPE, (64, 128), ROWS, (False, True)):
-        yield FewBackwardKernel(dtype, size, rows, causal)

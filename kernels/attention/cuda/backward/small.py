@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.kernels import BackwardParameters, entry_point
@@ -180,13 +179,3 @@ def is_surely_faster(way: SmallBackward, problem: BackwardProblem) -> bool:
     f, queries = problem.forward, problem.forward.group * problem.forward.seq_q
     few = f.seq_k <= SURE_KEYS[padded_head_dim(f.head_dim)][way.shape.rows]
     return few and queries <= SURE_QUERIES and queries * f.seq_k <= SURE_SCORES and way.is_one_round(problem)
-
-
-def every_small_kernel(chip: Chip) -> Iterator[SmallBackwardKernel]:
-    """All kernels that a plan can choose on a chip."""
-    for dtype in chip.dtypes:
-        for size, shapes in SHAPES.items():
-            for shape in shapes:
-                stages = shape.stages(size, chip)
-                if stages > 1 and chip.name != "turing":
-                    yield SmallBackwardKernel(dtype, size, shape, stages)

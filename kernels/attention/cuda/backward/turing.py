@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.attention.cuda.backward.ampere import (
     AmpereBackward,
-    AmpereConvertKernel,
-    SummingKernel,
-    kernels_of,
     rows_refusal,
     ways_of,
 )
-from kernels.attention.cuda.backward.kernels import PrepareKernel
 from kernels.attention.cuda.backward.plan import BackwardProblem, plain_refusal
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
-from kernels.attention.cuda.plan.variants import Chip, padded_head_dim
+from kernels.attention.cuda.plan.variants import padded_head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +64,3 @@ def turing_ways(problem: BackwardProblem, machine: Machine) -> list[AmpereBackwa
         return []
     shapes = SHAPES[padded_head_dim(problem.forward.head_dim)]
     return [] if rows_refusal(problem, shapes) is not None else ways_of(problem, machine, shapes)
-
-
-def every_turing_kernel(chip: Chip) -> Iterator[PrepareKernel | SummingKernel | AmpereConvertKernel]:
-    """All kernels that a plan can choose on a chip."""
-    if chip.name != "turing":
-        return
-    for dtype, size in itertools.product(chip.dtypes, SHAPES):
-        yield PrepareKernel(dtype, size, True, True)
-        yield from kernels_of(dtype, size, SHAPES[size])

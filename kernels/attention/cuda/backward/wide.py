@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward.ampere import SHAPES, AmpereConvertKernel, steps_around_sums
+from kernels.attention.cuda.backward.ampere import AmpereConvertKernel, steps_around_sums
 from kernels.attention.cuda.backward.kernels import HOPPER_KEYS, MAPS, mapped_entry_point
 from kernels.attention.cuda.backward.plan import (
     WIDEST,
@@ -99,11 +97,3 @@ def wide_ways(problem: BackwardProblem, machine: Machine) -> list[WideBackward]:
     if shaped or f.head_dim <= WIDEST or windowless_refusal(problem, machine, WIDTHS[-1]) is not None:
         return []
     return [WideBackward(machine)]
-
-
-def every_wide_kernel() -> Iterator[WideBackwardKernel | AmpereConvertKernel]:
-    """All kernels that a plan can choose, without those that others have too."""
-    for dtype, size in itertools.product(C_TYPE, WIDTHS):
-        yield from (WideBackwardKernel(dtype, size, width) for width in VALUE_WIDTHS)
-        if size not in SHAPES:
-            yield AmpereConvertKernel(dtype, size, QUERIES, size // 32)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kernels.attention.cuda.errors import Unsupported
@@ -169,39 +166,6 @@ def dropping_kernel(kernel: GeneralKernel, *, shaping: bool) -> GeneralKernel:
     if not shaping and kernel.head_dim <= WIDEST_DROPPING:
         return replace(kernel, drops=True, shaped=0)
     return replace(kernel, drops=True, shaped=min(kernel.shaped, DROPPING_OUT.get(kernel.head_dim, kernel.shaped)))
-
-
-def every_shaped_kernel(chip: Chip) -> Iterator[GeneralKernel]:
-    """Yield the kernels that shape scores, without masks and with each kind, for the usual widths that fit the chip."""
-    pairs = ((64, 64), (128, 128), (256, 256), (192, 128), (512, 512), (576, 512))
-    for dtype, dims, vector in itertools.product(chip.dtypes, pairs, (True, False)):
-        for mask in (None, "bool", dtype, "float32", PAGED):
-            with suppress(Unsupported):
-                yield shaped_kernel(chip, dtype, dims, vector=vector, mask=mask)
-
-
-def every_dropping_kernel(chip: Chip) -> Iterator[GeneralKernel]:
-    """Yield the kernels with dropout, for the usual widths that fit the chip."""
-    kernels = [kernel for kernel in every_shaped_kernel(chip) if kernel.mask != PAGED]
-    pairs = itertools.product(kernels, (True, False))
-    yield from dict.fromkeys(dropping_kernel(kernel, shaping=shaping) for kernel, shaping in pairs)
-
-
-def every_kernel(chip: Chip) -> Iterator[GeneralKernel]:
-    """Yield all kernels that a plan can choose on a chip."""
-    for dtype, size, vector in itertools.product(chip.dtypes, PADDED_HEAD_DIMS, (True, False)):
-        unmasked = base_tile(chip, size, vector=vector, masked=False)
-        narrow = size == 256 and unmasked.keys > NARROW_256.keys
-        for mask in (None, "bool", dtype, "float32"):
-            yield GeneralKernel(
-                dtype, size, vector, mask, base_tile(chip, size, vector=vector, masked=mask is not None)
-            )
-        yield GeneralKernel(dtype, size, vector, PAGED, NARROW_256 if narrow else unmasked)
-        if narrow:
-            yield GeneralKernel(dtype, size, vector, None, NARROW_256)
-        if has_room(chip, size, vector=vector, masked=False):
-            yield GeneralKernel(dtype, size, vector, None, WIDE_64)
-            yield GeneralKernel(dtype, size, vector, PAGED, WIDE_64)
 
 
 def kernel_for(problem: Problem, tile: Tile | None, chip: Chip) -> GeneralKernel:

@@ -9,7 +9,6 @@ kind is faster where.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -223,18 +222,6 @@ def small_ways(problem: Problem, machine: Machine, *, dependent: bool = False) -
         for shape in SHAPES[size]
         if shape_fits(shape, problem, machine.chip, size)
     ]
-
-
-def small_table(chip: Chip) -> Iterator[SmallKernel]:
-    """Yield every kernel of a chip that is not dependent."""
-    if min(chip.capabilities) < 80:
-        return
-    for dtype in chip.dtypes:
-        for size, shapes in SHAPES.items():
-            for shape in shapes:
-                if shape.shared_bytes(size) <= chip.shared_bytes_per_block:
-                    for causal in (False, True):
-                        yield SmallKernel(dtype, size, causal, shape)
 
 
 def parameters_of(problem: Problem, rows: int, scale: float) -> SmallParameters:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine, Problem
-from kernels.attention.cuda.plan.variants import C_TYPE, Chip
+from kernels.attention.cuda.plan.variants import C_TYPE
 from kernels.attention.cuda.run.driver import TensorMap
 from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways import hopper
 from kernels.attention.cuda.ways.hopper import map_of
 from kernels.attention.cuda.ways.small import (
     MAX_GRID_YZ,
-    SHAPES,
     Entry,
     SmallParameters,
     exchange_bytes,
@@ -183,12 +181,3 @@ def small_hopper_ways(problem: Problem, machine: Machine, *, dependent: bool = F
         for shape in GROUP_SHAPES[size]
         if group_shape_fits(shape, problem)
     ]
-
-
-def small_hopper_table(chip: Chip) -> Iterator[GroupKernel]:
-    """Yield every kernel of this kind that is not dependent."""
-    for dtype in chip.dtypes:
-        for size in SHAPES:
-            for shape in GROUP_SHAPES[size]:
-                for causal in (False, True):
-                    yield GroupKernel(dtype, size, causal, shape)
