@@ -75,6 +75,7 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     batch_invariant: bool = False,
@@ -88,30 +89,29 @@ def attention(  # noqa: PLR0913 - as PyTorch has them
 
     q is [B, H, S_q, D], k [B, H_kv, S_k, D] and v [B, H_kv, S_k, D_v], float16 or bfloat16, D and D_v at most 512 (on
     Hopper 576 without a gradient), any strides but a contiguous last dimension; head h of Q reads head h // (H / H_kv)
-    of K and V. `scale` is any finite number, by default 1/sqrt(D). `causal` hides key j from query i when j > i
-    (`top-left`, as in PyTorch) or j > i + S_k - S_q (`bottom-right`); `window` (left, right) hides it when j < i - left
-    or j > i + right, aligned likewise; None or -1 is no limit. `softcap` c > 0 makes a scaled score x c tanh(x / c)
-    before anything is added. `alibi_slopes`, float32 [H] or [B, H], lower it by slope |i - j|, with i + S_k - S_q for i
-    if aligned `bottom-right`. `attn_mask` broadcasts to [B, H, S_q, S_k]: boolean, True where a key is seen, or a
-    number to add to the scaled score, float32 or like q. `sinks`, float32 [H], are a score for each head that every row
-    has besides, with no value. A row that sees no key, or only keys to which the mask adds -inf, is zero, with
-    log-sum-exp -inf, or its sink. With `batch_invariant` the bits of a row depend on nothing but the row, its keys and
-    the kernel, which is chosen without regard to the batch; its gradients' on nothing but its sequence. `k_scale` and
-    `v_scale` are for k and v of float8_e4m3fn, as in `attention_paged`. Weights are dropped with probability
-    `dropout_p`: a function of `dropout_seed` (int64 [2] on the device, a seed and an offset), batch, head, query and
-    key. `out` is like q but as wide as v, and shares memory with no input.
+    of K and V. `scale` is any finite number, by default 1/sqrt(D). `causal` hides key j from query i when j > i (`top-
+    left`, as in PyTorch) or j > i + S_k - S_q (`bottom-right`); `window` (left, right) hides it when j < i - left or j
+    > i + right, aligned likewise; None and -1 hide nothing. `softcap` c > 0 makes a scaled score x c tanh(x / c) before
+    anything is added. `alibi_slopes`, float32 [H] or [B, H], lower it by slope |i - j|, with i + S_k - S_q for i if
+    aligned `bottom-right`. `attn_mask` broadcasts to [B, H, S_q, S_k]: boolean, True where a key is seen, or added to
+    scaled scores, float32 or like q. `sinks`, float32 [H], are a score of each head's rows, with no value. A row that
+    sees no key, or whose mask adds -inf to each, is zero, with log-sum-exp -inf, or its sink. With `batch_invariant` a
+    row's bits depend on nothing but the row, its keys and the kernel, chosen without regard to the batch; its
+    gradients' on its sequence. `q_scale`, `k_scale` and `v_scale` are for float8_e4m3fn, as in `attention_paged`.
+    Weights are dropped with probability `dropout_p`: a function of `dropout_seed` (int64 [2] on the device, a seed and
+    an offset), batch, head, query and key. `out`, like q but as wide as v, shares no memory with inputs.
 
     Returns the output, and with `return_lse` log(sum(exp(scores))), float32 [B, H, S_q]. Both have gradients for q, k,
     v, sinks and an added mask, once, without `out` and `engine`. Raises `Unsupported`, ValueError or TypeError.
     """
-    more = {"slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale, "seed": dropout_seed}
+    more = {"slopes": alibi_slopes, "sinks": sinks, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     shaped = softcap != 0.0 or any(x is not None for x in more.values()) or batch_invariant or dropout_p != 0.0
     plain = window is None and attn_mask is None and out is None and engine is None and not shaped
     if plain and not torch.compiler.is_compiling():
         return quick.attention(q, k, v, causal, scale, causal_alignment, return_lse)
     options = Options(causal, scale, causal_alignment, return_lse, window_of(window), softcap=softcap)
-    options = options._replace(invariant=batch_invariant, dropout=dropout_p)
-    return call_given({"q": q, "k": k, "v": v, "mask": attn_mask, **more, "out": out}, options, engine)
+    given = {"q": q, "k": k, "v": v, "mask": attn_mask, **more, "seed": dropout_seed, "out": out}
+    return call_given(given, options._replace(invariant=batch_invariant, dropout=dropout_p), engine)
 
 
 def call_given(given: Mapping[str, torch.Tensor | None], options: Options, engine: Engine | None) -> Answer:

@@ -33,6 +33,7 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     batch_invariant: bool = False,
@@ -52,16 +53,17 @@ def attention_paged(  # noqa: PLR0913 - what a paged cache takes
 
     q is [B, S_q, H, D]; or, with `cu_seqlens_q`, int32 [B + 1] on the device, [total_q, H, D], as for
     `attention_varlen`. The queries of a sequence are its last ones: `causal_alignment` is `bottom-right` unless told
-    otherwise. `max_seqlen_q` and `max_seqlen_k` choose kernels, and every row is computed whatever they are; by default
-    they are the average of q's sequences, and what the table has room for. The cache may be float8_e4m3fn beside a q of
-    16 bits: `k_scale` and `v_scale`, positive float32 [H_kv] on the device, are by what the elements of a head are
-    multiplied, D is a multiple of 16 up to 256, and of many queries 16 rows are computed at a time. The rest is as for
-    `attention`. The output is like q; the log-sum-exp float32 [B, H, S_q] or [H, total_q]. There is no gradient: an
-    input that wants one is refused. Under torch.compile it becomes the operator spotbench::attention_paged.
+    otherwise. `max_seqlen_q` and `max_seqlen_k` choose kernels, and change no row; by default they are the average of
+    q's sequences, and what the table has room for. The cache, or q too, may be float8_e4m3fn: `q_scale`, `k_scale` and
+    `v_scale`, positive float32 [H_kv] on the device, multiply the elements of a head of K, D is a multiple of 16 up to
+    256, of many queries 16 rows are computed at a time, and the output of such a q is bfloat16, or as `out` is. The
+    rest is as for `attention`. The output is like q, the log-sum-exp float32 [B, H, S_q] or [H, total_q]. An input that
+    wants a gradient is refused. Under torch.compile it becomes the operator spotbench::attention_paged.
     """
     longest = longest_hint("max_seqlen_q", max_seqlen_q), longest_hint("max_seqlen_k", max_seqlen_k)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "k_lengths": seqused_k}
-    given |= {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    given |= {"q_starts": cu_seqlens_q, "slopes": alibi_slopes, "sinks": sinks, "q_scale": q_scale}
+    given |= {"k_scale": k_scale, "v_scale": v_scale}
     terms = causal, scale, causal_alignment, return_lse, window_of(window)
     return call_given({**given, "out": out}, Options(*terms, PAGED, longest, softcap, batch_invariant), engine)
 

@@ -73,11 +73,17 @@ def beside_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> t
 
 
 def assert_agree(
-    got: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor, lse_error: float = 1e-4
+    got: torch.Tensor,
+    lse: torch.Tensor,
+    want: torch.Tensor,
+    want_lse: torch.Tensor,
+    lse_error: float = 1e-4,
+    *,
+    error: float | None = None,
 ) -> None:
     """An output and its log-sum-exp, [B, H, S, D] and [B, H, S], with the exact ones."""
     assert bool(got.isfinite().all()), "an element was not written, or is not a number"
-    assert (got.double() - want).norm().item() <= ERROR[got.dtype] * want.norm().item()
+    assert (got.double() - want).norm().item() <= (error or ERROR[got.dtype]) * want.norm().item()
     seen, least = want_lse.isfinite(), -2.0e38  # base 2 has no room for what is smaller
     assert torch.equal(lse.isneginf(), ~seen)
     assert bool((got[~seen] == 0).all()), "a row that sees nothing is not zero"

@@ -35,14 +35,16 @@ def test_each_wgmma_lists_every_register_once_and_then_its_other_operands() -> N
     names = dict(re.findall(r"#define WGMMA_NAMES_(\d+) (.*)", header))
     assert [int(number) for text in names.values() for number in re.findall(r"%(\d+)", text)] == list(range(128))
     registers = dict(re.findall(r"#define WGMMA_C_(\d+) (.*)", header))
-    eights = [int(first) for text in registers.values() for first in re.findall(r"WGMMA_C_8\((\d+)\)", text)]
-    assert eights == list(range(0, 128, 8))
+    runs = [re.findall(r"WGMMA_C_([48])\((\d+)\)", text) for text in registers.values()]
+    every = [int(first) + i for text in runs for count, first in text for i in range(int(count))]
+    assert every == list(range(128))
     assert names.keys() == registers.keys()
     for count, text in names.items():
         assert re.findall(r"%(\d+)", text)[-1] == str(int(count) - 1)
-        assert re.findall(r"_8\((\d+)\)", registers[count])[-1] == str(int(count) - 8)
-    wrappers = re.findall(r"WGMMA_(?:SHARED|REGISTERS)\((?:wgmma_shared, )?T, TYPE, (\d[\d, ]*\d)", header)
-    assert len(wrappers) == 14
+        size, first = re.findall(r"_([48])\((\d+)\)", registers[count])[-1]
+        assert int(first) + int(size) == int(count)
+    wrappers = re.findall(r"WGMMA_(?:SHARED|REGISTERS)\((?:wgmma_shared, )?\w+, \w+, (\d[\d, ]*\d)", header)
+    assert len(wrappers) == 14 + 7
     for wrapper in wrappers:
         width, *numbers = map(int, wrapper.split(", "))
         assert numbers == list(range(width // 2, width // 2 + len(numbers)))

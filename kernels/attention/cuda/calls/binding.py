@@ -19,6 +19,7 @@ from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Way
 from kernels.attention.cuda.ways.dispatch import choose_way, list_ways
+from kernels.attention.cuda.ways.float8 import Float8Way
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.portable import Portable, WithSinks
@@ -35,6 +36,7 @@ class Terms:
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    q_scale: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     batch_invariant: bool = False
@@ -49,13 +51,14 @@ class Terms:
     @property
     def shaping(self) -> Shaping:
         scales, dropout = (self.k_scale, self.v_scale), (self.dropout_p, self.dropout_seed)
-        return Shaping(self.softcap, self.alibi_slopes, self.sinks, *scales, *dropout)
+        return Shaping(self.softcap, self.alibi_slopes, self.sinks, *scales, *dropout, q_scale=self.q_scale)
 
     @property
     def shaping_tensors(self) -> dict[str, torch.Tensor]:
         """Those that are given, by their names."""
         given = {"alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
-        given |= {"k_scale": self.k_scale, "v_scale": self.v_scale, "dropout_seed": self.dropout_seed}
+        given |= {"q_scale": self.q_scale, "k_scale": self.k_scale, "v_scale": self.v_scale}
+        given |= {"dropout_seed": self.dropout_seed}
         return {name: x for name, x in given.items() if x is not None}
 
     def buffers_for(self, device: torch.device) -> Buffers:
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
         softcap: float
         alibi_slopes: torch.Tensor | None
         sinks: torch.Tensor | None
+        q_scale: torch.Tensor | None
         k_scale: torch.Tensor | None
         v_scale: torch.Tensor | None
         batch_invariant: bool
@@ -142,7 +146,7 @@ def bind_problem(
     cuda_driver().enter(buffers.engine.device.index)
     taken = way_for(problem, buffers.engine, way=terms.way, splits=terms.splits)
     if problem.sinks:
-        taken = (taken.with_sinks() if isinstance(taken, HopperWay) else None) or WithSinks(taken)
+        taken = (taken.with_sinks() if isinstance(taken, (Float8Way, HopperWay)) else None) or WithSinks(taken)
     return Bound.of(taken, problem, abs(scale) or 1.0, buffers, (*given.values(), out, lse))
 
 
@@ -258,6 +262,7 @@ def bind_call(
         "softcap": options.softcap,
         "alibi_slopes": tensors.get("slopes"),
         "sinks": tensors.get("sinks"),
+        "q_scale": tensors.get("q_scale"),
         "k_scale": tensors.get("k_scale"),
         "v_scale": tensors.get("v_scale"),
         "batch_invariant": options.invariant,

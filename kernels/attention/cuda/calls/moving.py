@@ -32,7 +32,7 @@ Writer = tuple[Callable[..., None], ctypes.Structure, int, Reader]
 VECTOR_MASK = 15
 ADDRESSED = (
     *("q", "k", "v", "out", "lse", "mask", "q_starts", "k_starts", "block_table", "k_lengths"),
-    *("slopes", "sinks", "k_scale", "v_scale", "seed"),
+    *("slopes", "sinks", "q_scale", "k_scale", "v_scale", "seed"),
 )
 """The fields of kernel arguments that hold the address of the tensor of that name."""
 OUT, LSE, MASK = (ADDRESSED.index(name) for name in ("out", "lse", "mask"))
@@ -67,9 +67,10 @@ def runs_of(
                 return None
         elif kind is ctypes.c_void_p and name in ADDRESSED:
             index = ADDRESSED.index(name)
-            if (value or 0) != addresses[index]:
+            is_that = (value or 0) == addresses[index]
+            if value and not is_that and not any(value in part for part in owned):
                 return None
-            if index not in present:
+            if index not in present or not is_that:
                 continue
             if runs and runs[-1].last == index and runs[-1].offset + 8 * (index - runs[-1].first) == offset:
                 runs[-1].last += 1
@@ -113,6 +114,8 @@ class Movable:
         maps: list[tuple[int, TensorMap]] = []
         for argument in arguments_of(bound):
             if isinstance(argument, TensorMap):
+                if argument.tensor == TensorMap.SCRATCH:
+                    continue
                 if argument.tensor not in ADDRESSED:
                     return None
                 maps.append((ADDRESSED.index(argument.tensor), argument))
@@ -160,7 +163,7 @@ class Form:
             None if lse is None else tuple(lse.shape),
             tensors[0].device,
             index,
-            torch.empty_like if out.shape == tensors[0].shape else maker(out),
+            torch.empty_like if (out.shape, out.dtype) == (tensors[0].shape, tensors[0].dtype) else maker(out),
         )
 
     @property
@@ -172,7 +175,7 @@ class Form:
 def maker(out: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that makes tensors with the sizes and strides of an output, of the type and on the device of q."""
     sizes, strides = tuple(out.shape), out.stride()
-    return lambda q: q.new_empty_strided(sizes, strides)
+    return lambda q: q.new_empty_strided(sizes, strides, dtype=out.dtype)
 
 
 def remainders_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

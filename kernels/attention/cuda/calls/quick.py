@@ -37,7 +37,7 @@ PAGED = (*QKV, "block_table", "k_lengths")
 
 class Options(NamedTuple):
     """All of a call but its tensors, whose names are in `names`: q, k, v; mask; q_starts, k_starts; block_table,
-    k_lengths; slopes; sinks; k_scale; v_scale; seed; out.
+    k_lengths; slopes; sinks; q_scale; k_scale; v_scale; seed; out.
 
     `longest`: the longest sequences of Q and of K, where they are packed or keys are in pages; -1 where nobody said.
     """

@@ -24,12 +24,12 @@ library.define(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, str alignment, "
     "int left, int right, Tensor? mask) -> (Tensor, Tensor)"
 )
-SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks", "k_scale", "v_scale", "seed")
-"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores, dropout or keys of
-eight bits; all but the first three may be missing."""
+SHAPED = (*QKV, "q_starts", "k_starts", "mask", "slopes", "sinks", "q_scale", "k_scale", "v_scale", "seed")
+"""The tensors of `attention_shaped`, which computes padded and packed calls with shaped scores, dropout or
+elements of eight bits; all but the first three may be missing."""
 SHAPED_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, Tensor? mask, Tensor? slopes, Tensor? sinks, "
-    "Tensor? k_scale, Tensor? v_scale, Tensor? seed, "
+    "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, Tensor? seed, "
     "int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, float softcap, "
     "bool invariant, float dropout"
 )
@@ -42,7 +42,7 @@ library.define(
     "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seqused_k, "
     "Tensor? cu_seqlens_q, int longest_q, int longest_k, bool causal, float scale, str alignment, int left, int right, "
     "float softcap=0.0, Tensor? slopes=None, Tensor? sinks=None, bool invariant=False, Tensor? k_scale=None, "
-    "Tensor? v_scale=None) -> (Tensor, Tensor)"
+    "Tensor? v_scale=None, Tensor? q_scale=None) -> (Tensor, Tensor)"
 )
 
 
@@ -77,7 +77,7 @@ def operator_arguments(tensors: dict[str, torch.Tensor], options: Options) -> tu
     option_values = (options.causal, scale, options.alignment, *window_sides(options.window))
     if options.paged:
         pages = tensors["block_table"], tensors["k_lengths"], tensors.get("q_starts")
-        sums, scales = map(tensors.get, ("slopes", "sinks")), map(tensors.get, ("k_scale", "v_scale"))
+        sums, scales = map(tensors.get, ("slopes", "sinks")), map(tensors.get, ("k_scale", "v_scale", "q_scale"))
         shaping = options.softcap, *sums, options.invariant, *scales
         return "attention_paged", (q, k, v, *pages, *(options.longest or (-1, -1)), *option_values, *shaping)
     if options.softcap or options.invariant or any(name in tensors for name in SHAPED[6:]):
@@ -109,12 +109,12 @@ def kernels_of(compute: Compute) -> dict[str, Callable[..., Pair]]:
         return run(tuple(tensors), Options(causal, scale, alignment, True, sides_window(left, right), names, longest))
 
     def attention_paged(*given: Any) -> Pair:
-        shaping: tuple[Any, ...] = (0.0, None, None, False, None, None)
+        shaping: tuple[Any, ...] = (0.0, None, None, False, None, None, None)
         pages, (starts, *longest), terms = given[:5], given[5:8], given[8:13]
         causal, scale, alignment, left, right = terms
-        softcap, slopes, sinks, invariant, k_scale, v_scale = (*given[13:], *shaping[len(given[13:]) :])
+        softcap, slopes, sinks, invariant, k_scale, v_scale, q_scale = (*given[13:], *shaping[len(given[13:]) :])
         named = {**dict(zip(PAGED, pages, strict=True)), "q_starts": starts, "slopes": slopes, "sinks": sinks}
-        named |= {"k_scale": k_scale, "v_scale": v_scale}
+        named |= {"k_scale": k_scale, "v_scale": v_scale, "q_scale": q_scale}
         tensors = {name: x for name, x in named.items() if x is not None}
         options = Options(causal, scale, alignment, True, sides_window(left, right), tuple(tensors))
         options = options._replace(longest=tuple(longest), softcap=softcap, invariant=invariant)

@@ -60,7 +60,7 @@ class Parameters(ctypes.Structure):
         ("slopes_batch", ctypes.c_int64),
         ("cap", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("value_dim", "level")),
-        *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale")),
+        *((name, ctypes.c_void_p) for name in ("k_scale", "v_scale", "q_scale")),
     ]
 
 

@@ -124,10 +124,12 @@ class Dropping:
 @dataclass(frozen=True, slots=True)
 class Float8:
     """K and V are float8 e4m3, each element times a scale of its head: the addresses of the scales, float32 by head of
-    K. The layouts of K and V count pairs of elements."""
+    K. The layouts of K and V count pairs of elements. So is Q, whose `dtype` is then the output's, if it has a
+    scale."""
 
     k_scale: int
     v_scale: int
+    q_scale: int = 0
 
 
 @dataclass(frozen=True, slots=True)

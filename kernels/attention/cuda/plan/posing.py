@@ -14,6 +14,7 @@ from kernels.attention.cuda.plan.variants import WIDE_HEAD_DIMS
 from kernels.attention.dropout import keep_scale, least_word
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+FLOAT8 = torch.float8_e4m3fn
 ALIGNMENTS = ("top-left", "bottom-right")
 Window = tuple[int | None, int | None]
 NEEDS_SEED = "dropout_p needs dropout_seed, int64 [2] on the device of q: the seed and an offset"
@@ -23,8 +24,8 @@ WINDOW_RULE = "window must be (left, right), each a number of keys, or -1 or Non
 @dataclass(frozen=True, slots=True)
 class Shaping:
     """What a call does to its scores beside hiding some: a limit of +-`softcap`, 0 for none; `slopes`, by which they
-    fall with the distance; and `sinks`, which take part of the weights. `k_scale` and `v_scale` are by what keys and
-    values of eight bits are multiplied. A weight is dropped with a probability of `dropout`, by `seed`."""
+    fall with the distance; and `sinks`, which take part of the weights. `q_scale`, `k_scale` and `v_scale` are by what
+    elements of eight bits are multiplied. A weight is dropped with a probability of `dropout`, by `seed`."""
 
     softcap: float = 0.0
     slopes: torch.Tensor | None = None
@@ -33,6 +34,7 @@ class Shaping:
     v_scale: torch.Tensor | None = None
     dropout: float = 0.0
     seed: torch.Tensor | None = None
+    q_scale: torch.Tensor | None = None
 
     def dropping(self, device: torch.device) -> Dropping | None:
         """The dropout of a call; None if no weight is ever dropped. Raises ValueError or TypeError."""
@@ -49,17 +51,21 @@ class Shaping:
         return Dropping(seed.data_ptr(), least_word(self.dropout), keep_scale(self.dropout))
 
     def float8(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_heads: int) -> Float8 | None:
-        """The scales of keys and values of eight bits; None for others. Raises `Unsupported` or ValueError."""
+        """The scales of keys and values of eight bits, and of such a Q; None for others. Raises `Unsupported` or
+        ValueError."""
         scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
-        if torch.float8_e4m3fn not in (k.dtype, v.dtype):
+        if q.dtype == FLOAT8:
+            scales = {"q_scale": self.q_scale, **scales}
+        elif self.q_scale is not None:
+            raise ValueError(f"q_scale is for a q of float8_e4m3fn, not of {q.dtype}")
+        if FLOAT8 not in (q.dtype, k.dtype, v.dtype):
             if self.k_scale is not None or self.v_scale is not None:
                 raise ValueError(f"k_scale and v_scale are for float8_e4m3fn keys and values, not for {k.dtype}")
             return None
         for name, x in scales.items():
             if x is None:
-                raise ValueError(
-                    f"keys and values of float8_e4m3fn need {name}, float32 [{kv_heads}]: one for each head"
-                )
+                what = "a q" if name == "q_scale" else "keys and values"
+                raise ValueError(f"{what} of float8_e4m3fn need {name}, float32 [{kv_heads}]: one for each head of K")
             if x.shape != (kv_heads,) or x.dtype != torch.float32 or not x.is_contiguous() or x.device != q.device:
                 raise ValueError(
                     f"{name} must be contiguous float32 [{kv_heads}] on {q.device}, one for each head of K, not "
@@ -67,7 +73,8 @@ class Shaping:
                 )
         assert self.k_scale is not None
         assert self.v_scale is not None
-        return Float8(self.k_scale.data_ptr(), self.v_scale.data_ptr())
+        q_scale = 0 if self.q_scale is None else self.q_scale.data_ptr()
+        return Float8(self.k_scale.data_ptr(), self.v_scale.data_ptr(), q_scale)
 
     def fields(self, q: torch.Tensor, v: torch.Tensor, sizes: tuple[int, int], level: int) -> dict[str, Any]:
         """The fields of a problem of so many batches and heads of Q, in which key i + level is the nearest to query i.
@@ -143,7 +150,7 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
     window = window_of(window)
     right, left = key_limits(causal, window, seq_k - seq_q if alignment == "bottom-right" else 0)
     return Problem(
-        dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
+        dtype=dtype_name(q, out),
         batch=batch,
         heads=heads,
         kv_heads=k.shape[1],
@@ -152,7 +159,7 @@ def problem_of(  # noqa: PLR0913 - the tensors of a call
         head_dim=head_dim,
         causal=right is not None,
         causal_offset=right or 0,
-        q=tensor_layout(q, "q"),
+        q=tensor_layout(pairs_of(q), "q"),
         k=tensor_layout(pairs_of(k), "k"),
         v=tensor_layout(pairs_of(v), "v"),
         out=tensor_layout(out, "out"),
@@ -196,12 +203,20 @@ def output_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
     return (*q.shape[:-1], v.shape[-1])
 
 
+def dtype_name(q: torch.Tensor, out: torch.Tensor) -> str:
+    """The element type of a problem: that of q, or of the output where q has eight bits."""
+    kind = out.dtype if q.dtype == FLOAT8 else q.dtype
+    return DTYPE_NAMES.get(kind, str(kind))
+
+
 def output_like(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Memory for the output: like q, with its order of dimensions, and as wide as v."""
+    """Memory for the output: like q, with its order of dimensions, and as wide as v; bfloat16 where q has eight
+    bits."""
+    kind = torch.bfloat16 if q.dtype == FLOAT8 else q.dtype
     if v.shape[-1] == q.shape[-1]:
-        return torch.empty_like(q)
+        return torch.empty_like(q, dtype=kind)
     order = sorted(range(q.dim() - 1), key=lambda axis: -q.stride(axis))
-    made = q.new_empty([*(q.shape[axis] for axis in order), v.shape[-1]])
+    made = q.new_empty([*(q.shape[axis] for axis in order), v.shape[-1]], dtype=kind)
     return made.permute([*(order.index(axis) for axis in range(q.dim() - 1)), q.dim() - 1])
 
 
@@ -213,7 +228,7 @@ def pairs_of(x: torch.Tensor) -> torch.Tensor:
         return x.view(torch.int16)
     except RuntimeError as exc:
         raise Unsupported(
-            f"float8 keys and values need contiguous heads and even strides, not sizes {tuple(x.shape)} with strides "
+            f"float8 tensors need contiguous heads and even strides, not sizes {tuple(x.shape)} with strides "
             f"{x.stride()}"
         ) from exc
 
@@ -228,9 +243,10 @@ def check_kinds(
 ) -> None:
     """What holds for padded and packed tensors alike."""
     wanted = output_shape(q, v)
-    if out.shape != wanted or out.dtype != q.dtype:
-        raise ValueError(f"out must be {wanted} {q.dtype}, not {tuple(out.shape)} {out.dtype}")
-    if k.dtype != v.dtype or (float8 is None and q.dtype != k.dtype):
+    kinds = (torch.bfloat16, torch.float16) if q.dtype == FLOAT8 else (q.dtype,)
+    if out.shape != wanted or out.dtype not in kinds:
+        raise ValueError(f"out must be {wanted} {' or '.join(map(str, kinds))}, not {tuple(out.shape)} {out.dtype}")
+    if k.dtype != v.dtype or (q.dtype != k.dtype and (float8 is None or q.dtype == FLOAT8)):
         raise Unsupported(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     if any(tensor.device != q.device for tensor in (q, k, v, out)):
         raise Unsupported("q, k, v and out must be on one device")

@@ -9,12 +9,12 @@ import torch
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan.planning import Layout, Lengths, Pages, Problem
 from kernels.attention.cuda.plan.posing import (
-    DTYPE_NAMES,
     UNSHAPED,
     Shaping,
     Window,
     check_kinds,
     check_widths,
+    dtype_name,
     key_limits,
     longest_of,
     packed_layout,
@@ -92,11 +92,16 @@ def queries_of(
     """The longest sequence of queries, the starts of packed sequences, and the layouts of q and out. Packed sequences
     without a given longest length are planned for as if all had the same length."""
     if starts is None:
-        return q.shape[1], None, tensor_layout(q.transpose(1, 2), "q"), tensor_layout(out.transpose(1, 2), "out")
+        return (
+            q.shape[1],
+            None,
+            tensor_layout(pairs_of(q).transpose(1, 2), "q"),
+            tensor_layout(out.transpose(1, 2), "out"),
+        )
     average = -(-q.shape[0] // max(1, starts.shape[0] - 1))
     longest = average if max_seqlen_q is None else longest_of("max_seqlen_q", max_seqlen_q)
     lengths = Lengths(starts.data_ptr(), 0, q.shape[0], align_ends)
-    return planned_length(longest, q.shape[0]), lengths, packed_layout(q, "q"), packed_layout(out, "out")
+    return planned_length(longest, q.shape[0]), lengths, packed_layout(pairs_of(q), "q"), packed_layout(out, "out")
 
 
 def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
@@ -126,7 +131,7 @@ def paged_problem_of(  # noqa: PLR0913 - the tensors of a call
     seq_q, lengths, q_layout, out_layout = queries_of(q, out, given.get("cu_seqlens_q"), max_seqlen_q, align_ends)
     right, left = key_limits(causal, window_of(window), 0)
     return Problem(
-        dtype=DTYPE_NAMES.get(q.dtype, str(q.dtype)),
+        dtype=dtype_name(q, out),
         batch=batch,
         heads=q.shape[-2],
         kv_heads=k_cache.shape[2],

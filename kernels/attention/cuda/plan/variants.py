@@ -17,7 +17,7 @@ from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameter
 SOURCE = Path(__file__).parents[1] / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "paged.cuh", "block.cuh", "results.cuh"),
-    *("dropout.cuh", "fa2.cuh", "decode.cuh", "naive.cuh", "tiled.cuh"),
+    *("dropout.cuh", "fa2.cuh", "decode.cuh", "float8.cuh", "naive.cuh", "tiled.cuh"),
     *(
         f"hopper/{name}.cuh"
         for name in ("instructions", "problem", "schedule", "wgmma", "mask", "bias", "producer", "consumer", "fa90")

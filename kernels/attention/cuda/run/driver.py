@@ -15,7 +15,7 @@ JIT_INFO_LOG, JIT_INFO_LOG_BYTES, JIT_LOG_VERBOSE = 3, 4, 12  # CUjit_option
 FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 3, 4, 8  # CUfunction_attribute
 COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 6  # CUlaunchAttributeID
 DEVICE_SM_COUNT, DEVICE_L2_BYTES = 16, 38  # CUdevice_attribute
-MAP_TYPES = {"bool": 0, "float16": 6, "float32": 7, "bfloat16": 9}  # CUtensorMapDataType
+MAP_TYPES = {"bool": 0, "float8": 0, "float16": 6, "float32": 7, "bfloat16": 9}  # CUtensorMapDataType
 MAP_INTERLEAVE_NONE, MAP_L2_PROMOTION_256_BYTES, MAP_OUTSIDE_IS_ZERO = 0, 3, 0
 MAP_SWIZZLE_NONE, MAP_SWIZZLE_128_BYTES = 0, 3
 LOG_BYTES = 1 << 16
@@ -41,7 +41,9 @@ class TensorMap(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint64 * 16)]
     ALIGNMENT = 64
     tensor = ""
-    """Which of a call's tensors it describes, e.g. `q`."""
+    """Which of a call's tensors it describes, e.g. `q`; `SCRATCH` for memory that the call has made."""
+
+    SCRATCH = "scratch"
     address = 0
     """The address of the map, if it was made by `aligned`."""
 

@@ -12,6 +12,7 @@ typedef long long i64;
 
 struct Half {};      // IEEE binary16
 struct BFloat16 {};  // the upper half of IEEE binary32
+struct Float8 {};    // e4m3: four bits of exponent, three of mantissa, no infinity
 
 struct alignas(16) Chunk {  // eight 16-bit elements, which is what one copy moves
   u32 x, y, z, w;

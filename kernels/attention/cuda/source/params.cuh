@@ -70,6 +70,7 @@ struct AttentionParams {
   // Read only by the kernels for keys and values of eight bits.
   const float* k_scale;    // by head of K: what an element is multiplied by
   const float* v_scale;
+  const float* q_scale;    // of a Q that has eight bits, too
 };
 
 // "No limit" for causal_offset; its negative for window_offset. Adding two lengths below 2^30 to it does not overflow.

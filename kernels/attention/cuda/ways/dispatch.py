@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kernels.attention.cuda.errors import Unsupported
-from kernels.attention.cuda.plan.planning import Machine, Problem, check_kind, plan_problem
+from kernels.attention.cuda.plan.planning import Machine, Problem, plan_problem
 from kernels.attention.cuda.plan.variants import padded_head_dim
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways import hopper, small, small_hopper
 from kernels.attention.cuda.ways.costs import Costs, costs_for
 from kernels.attention.cuda.ways.decode import FEW_ROWS, Decode, plan_decode
 from kernels.attention.cuda.ways.decode import why_not as why_not_decode
+from kernels.attention.cuda.ways.float8 import float8_ways
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.portable import Portable
@@ -41,7 +42,7 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     none.
     """
     if problem.float8:
-        return [] if dependent else [float8_way(problem, machine)]
+        return [] if dependent else float8_ways(problem, machine)
     if problem.is_shaped and dependent:
         return []
     if problem.is_shaped:
@@ -65,20 +66,11 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     return [*ways, *hopper.bias_ways(problem, machine)]
 
 
-def float8_way(problem: Problem, machine: Machine) -> Way:
-    """Return the way for keys and values of eight bits. Raises `Unsupported`."""
-    check_kind(problem, machine)
-    reason = why_not_decode(problem)
-    if reason:
-        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}")
-    return Decode(plan_decode(problem, machine))
-
-
 def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     """Return the chosen way and the reason. A measurement or a price decides where there is one, else a rule. Raises
     `Unsupported` if no way computes the problem."""
     if problem.float8:
-        return float8_way(problem, machine), "only decoding reads keys of eight bits"
+        return float8_ways(problem, machine)[0], "elements of eight bits, by whether there are few queries"
     if problem.invariant:
         return choose_invariant(problem, machine), "the same kernel and parts whatever the batch and its lengths"
     way_list = list_ways(problem, machine)

@@ -27,6 +27,7 @@ from kernels.attention.cuda.plan.variants import C_TYPE
 from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.launching import Buffers, Step
 from kernels.attention.cuda.ways.hopper_kernels import (
+    CHUNK_BYTES,
     CHUNK_COLUMNS,
     HEAD_DIMS,
     MASK_BYTES,
@@ -339,9 +340,8 @@ class HopperWay:
         """Return how many heads, or pairs of heads that share a mask, are computed at the same time."""
         return max(1, concurrent_heads(problem, self.machine) // self.kernel.shape.sharers)
 
-    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
-        """Return the launch, which has at most one block per SM; the blocks divide the tiles among them. If the keys
-        are cut, a second launch joins the parts."""
+    def parameters(self, problem: Problem, scale: float, buffers: Buffers) -> HopperParameters:
+        """Return the parameters of a launch, but for those of parts."""
         shape, tiles, heads = self.kernel.shape, self.tiles(problem), self.section(problem)
         row_tiles = -(-problem.seq_q // shape.rows)
         parameters = HopperParameters(
@@ -379,12 +379,19 @@ class HopperWay:
             parameters.seq_q = lengths.total_q
         if problem.pages is not None:
             self.page(problem, parameters)
+        return parameters
+
+    def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
+        """Return the launch, which has at most one block per SM; the blocks divide the tiles among them. If the keys
+        are cut, a second launch joins the parts."""
+        shape, parameters = self.kernel.shape, self.parameters(problem, scale, buffers)
         joined = self.join(problem, scale, buffers, parameters)
         keys = shape.keys if problem.pages is None else parameters.piece
         tensors = [map_of(problem, "q", shape.rows), *(map_of(problem, name, keys) for name in "kv")]
         if shape.masks:
             tensors.append(map_of_mask(problem, self.kernel))
-        return [Step(self.kernel, (min(tiles, self.machine.sm_count), 1, 1), (*tensors, parameters)), *joined]
+        blocks = min(parameters.tiles, self.machine.sm_count)
+        return [Step(self.kernel, (blocks, 1, 1), (*tensors, parameters)), *joined]
 
     def page(self, problem: Problem, parameters: HopperParameters) -> None:
         """Set the parameters that describe pages. Queries that are not packed count as sequences of the same length."""
@@ -410,14 +417,15 @@ class HopperWay:
 
 
 def map_of(problem: Problem, name: str, box_rows: int) -> TensorMap:
-    """Return the tensor map of `q`, `k` or `v`. One copy moves `box_rows` rows of 64 columns."""
+    """Return the tensor map of `q`, `k` or `v`. One copy moves `box_rows` rows of 64 columns, or 128 of eight bits."""
     layout: Layout = getattr(problem, name)
     batch, heads, rows = sizes_of(problem, name)
     columns = problem.width if name == "v" else problem.head_dim
     row = layout.row or columns  # dimensions of size 1 have no stride, but a map needs one
     sizes, strides = (columns, rows, heads, batch), (row, layout.head or row, layout.batch or row)
+    dtype, box_columns = (problem.dtype, CHUNK_COLUMNS) if problem.float8 is None else ("float8", CHUNK_BYTES)
     made = cuda_driver().tensor_map(
-        problem.dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (CHUNK_COLUMNS, box_rows, 1, 1)
+        dtype, layout.address, sizes, [s * ELEMENT_BYTES for s in strides], (box_columns, box_rows, 1, 1)
     )
     made.tensor = name
     return made

@@ -21,7 +21,7 @@ MASK_TYPES = {
 }
 MASK_SHORT = {"bool": "bool", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 MASK_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
-CHUNK_COLUMNS = 64
+CHUNK_COLUMNS, CHUNK_BYTES = 64, 128
 MASK_PADDING = 8
 BIAS_BYTES = 4
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
@@ -91,6 +91,10 @@ class HopperKernel:
     """The padded width of V and the output where it is less than that of K; else 0."""
     sinks: bool = False
     """Whether each head has a score that takes its share of the weights."""
+    float8: bool = False
+    """Whether Q, K and a transposed V have eight bits an element. `dtype` is that of the output."""
+    ones: bool = False
+    """Whether rows of ones below a transposed V sum the weights; there is no log-sum-exp then."""
 
     @property
     def value_dim(self) -> int:
@@ -102,7 +106,9 @@ class HopperKernel:
         mask = {(False, False): "full", (True, False): "causal", (True, True): "window", (False, True): "tail"}
         tensor = "" if self.mask is None else f"_{MASK_SHORT[self.mask]}"
         kinds = {"_ahead": self.ahead, "_paged": self.paged, "_packed": self.packed, "_split": self.split}
-        tensor += next((kind for kind, is_it in kinds.items() if is_it), "") + ("_sinks" if self.sinks else "")
+        kinds |= {"_float8": self.float8}
+        ones = "_ones" if self.ones else ""
+        tensor += next((kind for kind, is_it in kinds.items() if is_it), "") + ("_sinks" if self.sinks else "") + ones
         widths = f"d{self.head_dim}{f'v{self.narrow}' if self.narrow else ''}"
         return f"fa90_{SHORT[self.dtype]}_{widths}_{mask[self.right, self.left]}{tensor}_{self.shape.name}"
 
@@ -112,6 +118,10 @@ class HopperKernel:
 
     @property
     def shared_bytes(self) -> int:
+        if self.float8:  # a chunk is 128 columns, and V has chunks of keys for each of its columns
+            shape = self.shape
+            columns = -(-shape.keys // CHUNK_BYTES) * (self.head_dim + 8 * self.ones)
+            return CHUNK_BYTES * (shape.rows + shape.stages * (shape.keys + columns))
         masks = self.shape.masks * self.shape.rows * self.mask_columns * MASK_BYTES[self.mask] if self.mask else 0
         biases = self.shape.biases * (self.shape.keys + MASK_PADDING) * BIAS_BYTES
         return self.shape.shared_bytes(self.head_dim, self.value_dim) + masks + biases
@@ -137,11 +147,12 @@ class HopperKernel:
             tensor += f", false, false, false, 0, 1, {s.biases}"
         if self.ahead:
             tensor += ", 0, 1, 0, true"
-        if self.narrow or self.sinks:
+        if self.narrow or self.sinks or self.float8 or self.ones:
             counts = f"{s.masks}, {s.sharers}, {s.biases}"
             sequences = ", ".join(str(flag).lower() for flag in (self.packed, self.split, self.paged))
             tensor = f", {MASK_TYPES.get(self.mask or '', 'NoTensor')}, {sequences}, {counts}"
-            tensor += f", {str(self.ahead).lower()}, {self.value_dim}{', true' if self.sinks else ''}"
+            tensor += f", {str(self.ahead).lower()}, {self.value_dim}"
+            tensor += "".join(f", {str(flag).lower()}" for flag in (self.sinks, self.float8, self.ones))
         config = f"Hopper<{C_TYPE[self.dtype]}, {numbers}, {flags}{tensor}>"
         names = [*"qkv", *(["mask"] if s.masks else [])]
         maps = ", ".join(f"const __grid_constant__ TensorMap {name}" for name in names)
@@ -178,7 +189,7 @@ class HopperParameters(ctypes.Structure):
         ("page", Divisor),
         *((name, ctypes.c_int32) for name in ("pages", "piece", "queries")),
         ("mask_key", ctypes.c_int64),
-        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("sinks", "q_scale", "k_scale", "v_scale")),
     ]
 
 
@@ -297,6 +308,10 @@ NARROW_SPLIT_SHAPES = {192: ping_pong_shape(2, 128, 2)}
 """The shapes for few rows over many keys, which are cut into parts; by padded head dimension, and for a narrower V."""
 PAGED_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: Shape(2, 128, 2)}
 """The shapes for keys in pages; by padded head dimension."""
+
+
+FLOAT8_SHAPES = {64: (Shape(2, 192, 3), ping_pong_shape(3, 96, 4)), 128: (Shape(2, 128, 4), ping_pong_shape(2, 128, 4))}
+"""The shapes for Q, K and V of eight bits, by padded head dimension: with ones, and with a log-sum-exp."""
 
 
 def hopper_table() -> Iterator[HopperKernel]:

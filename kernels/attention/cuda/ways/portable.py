@@ -135,6 +135,7 @@ def parameters_but_launch(problem: Problem, scale: float) -> Parameters:
         parameters.level = problem.slopes.level
     if problem.float8:
         parameters.k_scale, parameters.v_scale = problem.float8.k_scale, problem.float8.v_scale
+        parameters.q_scale = problem.float8.q_scale
     if lengths:
         parameters.q_starts, parameters.k_starts = lengths.q_starts, lengths.k_starts
         parameters.align_ends = lengths.align_ends

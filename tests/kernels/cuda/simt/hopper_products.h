@@ -1,4 +1,4 @@
-// Products of warpgroups (wgmma.m64nNk16) on the CPU: asked for by 128 threads, carried out in order, at once or late.
+// Products of warpgroups (wgmma.m64nNk16, and k32 of elements of eight bits) on the CPU: asked for by 128 threads, carried out in order, at once or late.
 #pragma once
 #include "hopper_block.h"
 
@@ -18,15 +18,22 @@ inline Matrix matrix_of(u64 descriptor) {
   return {field(0) + window, field(16), field(32)};
 }
 
-// Eight elements that follow each other.
-inline void read_piece(float* to, u32 address, bool bfloat) {
-  u16 bits[8];
-  std::memcpy(bits, shared_bytes(swizzled(address), 16), 16);
-  for (int i = 0; i < 8; i++) to[i] = bfloat ? bfloat_to_float(bits[i]) : half_to_float(bits[i]);
+// An element, from the lowest bits.
+inline float number_of(u32 bits, Kind kind) {
+  return kind == Kind::FLOAT8 ? float8_to_float((u8)bits) : kind == Kind::BFLOAT ? bfloat_to_float((u16)bits) : half_to_float((u16)bits);
 }
 
-// Element (row, k) of a matrix whose rows lie in 128 bytes each, eight of them to a group.
-inline u32 across(const Matrix& m, int row, int k) { return m.start + row / 8 * m.stride + row % 8 * 128 + k * 2; }
+// The elements of 16 bytes, whose number is returned.
+inline int read_piece(float* to, u32 address, Kind kind) {
+  u16 bits[8];
+  std::memcpy(bits, shared_bytes(swizzled(address), 16), 16);
+  const int count = 16 / element_bytes(kind);
+  for (int i = 0; i < count; i++) to[i] = number_of(count == 8 ? bits[i] : bits[i / 2] >> 8 * (i % 2), kind);
+  return count;
+}
+
+// Byte `at` of a row of a matrix whose rows lie in 128 bytes each, eight of them to a group.
+inline u32 across(const Matrix& m, int row, int at) { return m.start + row / 8 * m.stride + row % 8 * 128 + at; }
 
 // Element (k, column) of a matrix that is read along its rows of 64 elements, eight rows to a group.
 inline u32 along(const Matrix& m, int k, int column) {
@@ -42,6 +49,21 @@ inline void accumulate_rows(float* c, const float* a, const float* b, int n) {
       for (int k = 0; k < 16; k++)
         for (int i = 0; i < 8; i++) sum[i] += a[row * 16 + k] * b[k * n + first + i];
       std::memcpy(c + row * n + first, sum, sizeof sum);
+    }
+}
+
+// The same for elements of eight bits. As on the chip, what is added is first cut off 13 bits below the largest of it.
+inline void accumulate_rows_of_float8(float* c, const float* a, const float* b, int n) {
+  constexpr int DEPTH = 32, BITS = 13;
+  for (int row = 0; row < 64; row++)
+    for (int column = 0; column < n; column++) {
+      float terms[DEPTH + 1], largest = 0, sum = 0;
+      for (int k = 0; k < DEPTH; k++) terms[k] = a[row * DEPTH + k] * b[k * n + column];
+      terms[DEPTH] = c[row * n + column];
+      for (float term : terms) largest = std::max(largest, std::fabs(term));
+      const float unit = std::ldexp(1.0f, std::ilogb(largest) - BITS);
+      for (float term : terms) sum += largest > 0 && std::isfinite(largest) ? std::trunc(term / unit) * unit : term;
+      c[row * n + column] = sum;
     }
 }
 
@@ -88,7 +110,7 @@ inline void note_reads(const Product& p, int warpgroup, i64 number) {
   const auto note = [&](u32 address) { races::product_reads(warpgroup, number, shared_bytes(swizzled(address), 16), 16); };
   const auto rows = [&](const Matrix& m, int count) {
     for (int row = 0; row < count; row++)
-      for (int k = 0; k < 16; k += 8) note(across(m, row, k));
+      for (int at = 0; at < 32; at += 16) note(across(m, row, at));
   };
   const auto columns = [&](const Matrix& m, int count) {
     for (int k = 0; k < 16; k++)
@@ -101,40 +123,39 @@ inline void note_reads(const Product& p, int warpgroup, i64 number) {
 
 // Carries out the warpgroup's first product. A thread's registers are two rows, of every eight columns two.
 inline void multiply_first(Warpgroup& group) {
-  static __thread float left[64 * 16], right[16 * 256], sums[64 * 256];
+  static __thread float left[64 * 32], right[32 * 256], sums[64 * 256];
   float *const a = left, *const b = right, *const c = sums;
   const Product p = group.products.front();
   check_landed(p);
-  const int n = p.n;
+  const int n = p.n, depth = depth_of(p.kind);
   const Matrix mb = matrix_of(p.b);
-  float piece[8];
+  float piece[16];
   if (right_is_across(p.left))
     for (int column = 0; column < n; column++)
-      for (int k = 0; k < 16; k += 8) {
-        read_piece(piece, across(mb, column, k), p.bfloat);
-        for (int i = 0; i < 8; i++) b[(k + i) * n + column] = piece[i];
+      for (int at = 0; at < 32; at += 16) {
+        const int count = read_piece(piece, across(mb, column, at), p.kind), k = at / 16 * count;
+        for (int i = 0; i < count; i++) b[(k + i) * n + column] = piece[i];
       }
   else
     for (int k = 0; k < 16; k++)
-      for (int column = 0; column < n; column += 8) read_piece(b + k * n + column, along(mb, k, column), p.bfloat);
+      for (int column = 0; column < n; column += 8) read_piece(b + k * n + column, along(mb, k, column), p.kind);
   if (p.left == Left::ACROSS)
     for (int row = 0; row < 64; row++)
-      for (int k = 0; k < 16; k += 8) read_piece(a + row * 16 + k, across(matrix_of(p.a), row, k), p.bfloat);
+      for (int at = 0; at < 32; at += 16) read_piece(a + row * depth + at / element_bytes(p.kind), across(matrix_of(p.a), row, at), p.kind);
   if (p.left == Left::ALONG)
     for (int k = 0; k < 16; k++)
       for (int row = 0; row < 64; row += 8) {
-        read_piece(piece, along(matrix_of(p.a), k, row), p.bfloat);
+        read_piece(piece, along(matrix_of(p.a), k, row), p.kind);
         for (int i = 0; i < 8; i++) a[(row + i) * 16 + k] = piece[i];
       }
   const auto row_of = [](int thread) { return thread / 32 * 16 + thread % 32 / 4; };  // its other row is eight below
   for (int thread = 0; thread < 128; thread++) {
     const int row = row_of(thread), place = thread % 4 * 2;
     if (in_registers(p.left))
-      for (int i = 0; i < 4; i++)
-        for (int e = 0; e < 2; e++) {
-          const u16 bits = (u16)(p.rows[thread][i] >> 16 * e);
-          a[(row + i % 2 * 8) * 16 + i / 2 * 8 + place + e] = p.bfloat ? bfloat_to_float(bits) : half_to_float(bits);
-        }
+      for (int i = 0, in_word = depth / 8; i < 4; i++)
+        for (int e = 0; e < in_word; e++)
+          a[(row + i % 2 * 8) * depth + i / 2 * depth / 2 + thread % 4 * in_word + e] =
+              number_of(p.rows[thread][i] >> 32 / in_word * e, p.kind);
     const float* held = held_for(group, thread, p.d[thread]).values.data();
     for (int r = 0; r < 2; r++) {
       float* to = c + (row + 8 * r) * n + place;
@@ -142,7 +163,10 @@ inline void multiply_first(Warpgroup& group) {
         for (int e = 0; e < 2; e++) to[8 * eight + e] = p.accumulate ? held[4 * eight + 2 * r + e] : 0.0f;
     }
   }
-  accumulate_rows(c, a, b, n);
+  if (p.kind == Kind::FLOAT8)
+    accumulate_rows_of_float8(c, a, b, n);
+  else
+    accumulate_rows(c, a, b, n);
   for (int thread = 0; thread < 128; thread++) {
     Held& held = held_for(group, thread, p.d[thread]);
     float* values = held.values.data();
@@ -170,7 +194,7 @@ void ask_product(const Asked& asked, float* d, const u32* rows) {
     static_cast<Asked&>(group.products.back()) = asked;
   }
   Product& p = group.products[place];
-  if (p.n != asked.n || p.a != asked.a || p.b != asked.b || p.accumulate != asked.accumulate ||
+  if (p.n != asked.n || p.kind != asked.kind || p.a != asked.a || p.b != asked.b || p.accumulate != asked.accumulate ||
       p.left != asked.left)
     fail("threads of a warpgroup ask for different products");
   p.d[thread] = d, p.rows[thread] = rows;

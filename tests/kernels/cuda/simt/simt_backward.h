@@ -33,9 +33,9 @@ DEVICE void store_shared_address(u32 address, u64 x) { simt::store_static(addres
 
 template <class T, int N>
 DEVICE void wgmma_turned(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
-  simt::ask_product({N, IS_BFLOAT<T>, accumulate != 0, simt::Left::ALONG, a, b}, d, nullptr);
+  simt::ask_product({N, KIND<T>, accumulate != 0, simt::Left::ALONG, a, b}, d, nullptr);
 }
 template <class T, int N>
 DEVICE void wgmma_across(float (&d)[N / 2], const u32* a, u64 b) {
-  simt::ask_product({N, IS_BFLOAT<T>, true, simt::Left::REGISTERS_ACROSS, 0, b}, d, a);
+  simt::ask_product({N, KIND<T>, true, simt::Left::REGISTERS_ACROSS, 0, b}, d, a);
 }

@@ -33,9 +33,14 @@ enum class Left { ACROSS, ALONG, REGISTERS, REGISTERS_ACROSS };
 inline bool in_registers(Left left) { return left == Left::REGISTERS || left == Left::REGISTERS_ACROSS; }
 inline bool right_is_across(Left left) { return left == Left::ACROSS || left == Left::REGISTERS_ACROSS; }
 
+enum class Kind { HALF, BFLOAT, FLOAT8 };  // of the elements of a product
+inline int element_bytes(Kind kind) { return kind == Kind::FLOAT8 ? 1 : 2; }
+inline int depth_of(Kind kind) { return 32 / element_bytes(kind); }
+
 struct Asked {  // a product, as each of its threads asks for it
   int n;
-  bool bfloat, accumulate;
+  Kind kind;
+  bool accumulate;
   Left left;
   u64 a, b;
 };
@@ -121,19 +126,27 @@ DEVICE void settled(float (&registers)[N]) {
 }
 
 template <class T>
-constexpr bool IS_BFLOAT = false;
+constexpr simt::Kind KIND = simt::Kind::HALF;
 template <>
-constexpr bool IS_BFLOAT<BFloat16> = true;
+constexpr simt::Kind KIND<BFloat16> = simt::Kind::BFLOAT;
+template <>
+constexpr simt::Kind KIND<Float8> = simt::Kind::FLOAT8;
+
+DEVICE u32 pack_float8(float a, float b, float c, float d) {
+  return (u32)simt::float_to_float8(a) | (u32)simt::float_to_float8(b) << 8 | (u32)simt::float_to_float8(c) << 16 |
+         (u32)simt::float_to_float8(d) << 24;
+}
 
 template <class T, int N>
 DEVICE void wgmma_shared(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "widths of wgmma for 16-bit elements");
-  simt::ask_product({N, IS_BFLOAT<T>, accumulate != 0, simt::Left::ACROSS, a, b}, d, nullptr);
+  simt::ask_product({N, KIND<T>, accumulate != 0, simt::Left::ACROSS, a, b}, d, nullptr);
 }
 template <class T, int N>
 DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, u64 b, int accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "widths of wgmma for 16-bit elements");
-  simt::ask_product({N, IS_BFLOAT<T>, accumulate != 0, simt::Left::REGISTERS, 0, b}, d, a);
+  constexpr bool EIGHT = KIND<T> == simt::Kind::FLOAT8;  // whose second operand cannot be read transposed
+  simt::ask_product({N, KIND<T>, accumulate != 0, EIGHT ? simt::Left::REGISTERS_ACROSS : simt::Left::REGISTERS, 0, b}, d, a);
 }
 
 template <int COUNT>

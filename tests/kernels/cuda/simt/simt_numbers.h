@@ -1,5 +1,6 @@
 // 16-bit numbers and 32-bit ones.
 #pragma once
+#include <cmath>
 #include <cstring>
 
 namespace simt {
@@ -23,6 +24,27 @@ inline float bfloat_to_float(u16 bits) {
   float value;
   std::memcpy(&value, &wide, 4);
   return value;
+}
+
+// e4m3: no infinity, and one number that is none, of either sign.
+inline float float8_to_float(u8 bits) {
+  if ((bits & 0x7f) == 0x7f) return __builtin_nanf("");
+  u32 wide = (u32)(bits & 0x80) << 24 | (u32)(bits & 0x7f) << 20;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value * 0x1p120f;
+}
+
+// The nearest, of two the even one; beyond the largest, that.
+inline u8 float_to_float8(float x) {
+  if (x != x) return 0x7f;
+  const u8 sign = std::signbit(x) ? 0x80 : 0;
+  const float magnitude = std::fabs(x);
+  u8 below = 0;
+  while (below < 0x7e && float8_to_float((u8)(below + 1)) <= magnitude) below++;
+  if (below == 0x7e) return sign | below;
+  const float down = magnitude - float8_to_float(below), up = float8_to_float((u8)(below + 1)) - magnitude;
+  return sign | (u8)(below + (up < down || (up == down && below & 1)));
 }
 
 inline u16 float_to_half(float x) {

@@ -12,8 +12,8 @@ DEVICE void wgmma_across(float (&d)[N / 2], const u32* a, u64 b);
 
 #ifndef SIMT_SHIM  // they have one definition for all widths
 
-WGMMA_SHARED(wgmma_turned, Half, "f16", 64, 32, 33, 34, "1, 1, 1, 1")
-WGMMA_SHARED(wgmma_turned, BFloat16, "bf16", 64, 32, 33, 34, "1, 1, 1, 1")
+WGMMA_SHARED(wgmma_turned, Half, "k16.f32.f16.f16", 64, 32, 33, 34, "1, 1, 1, 1")
+WGMMA_SHARED(wgmma_turned, BFloat16, "k16.f32.bf16.bf16", 64, 32, 33, 34, "1, 1, 1, 1")
 
 #define ACROSS_64(T, TYPE)                                                                       \
   SPECIALISED void wgmma_across<T, 64>(float (&d)[32], const u32* a, u64 b) {                    \

@@ -11,6 +11,7 @@
 template <class C>
 struct Consumer {
   typedef typename C::T T;
+  typedef typename Either<C::FLOAT8, Float8, T>::Type Element;  // of Q, K and V
   const HopperParams& p;
   Barriers<C> barriers;
   int warpgroup, warp, lane;
@@ -19,8 +20,12 @@ struct Consumer {
 
   float out[C::OUT_REGISTERS];
   float score[C::SCORE_REGISTERS];
-  u32 weight[C::SCORE_REGISTERS / 2];  // exponentials, packed
+  u32 weight[C::SCORE_REGISTERS * C::ELEMENT_BYTES / 4];  // exponentials, packed
   float top[2], sum[2], correction[2];
+  // Of FLOAT8: p.scale_log2 times the scales of Q and K; the output of the last tile of keys, as products of eight bits add to
+  // accumulators with some 13 bits, so that long sums would lose what is added last; and by what the output so far is multiplied
+  // when this is added to it.
+  float head_scale_log2, part[C::FLOAT8 ? C::OUT_REGISTERS : 1], earlier[2];
   // The mask of the tile whose scores are computed next.
   typedef typename Either<C::STAGED, StagedMask<C>, MaskTile<typename C::Mask, C::KEYS>>::Type Tensor;
   typename Either<C::KEY_BIAS, KeyBias<C>, Tensor>::Type given;
@@ -34,10 +39,10 @@ struct Consumer {
   __device__ __forceinline__ void start_scores(int stage) {
     warpgroup_fence();
 #pragma unroll
-    for (int step = 0; step < C::D / 16; step++) {
+    for (int step = 0; step < C::D / C::PRODUCT_DEPTH; step++) {
       const u32 chunk = step / 4, within = step % 4 * 32 / UNITS;
       const u64 k = descriptor(k_matrix + stage * (C::K_STAGE_BYTES / UNITS) + chunk * (C::KV_CHUNK_BYTES / UNITS) + within);
-      wgmma_shared<T, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
+      wgmma_shared<Element, C::KEYS>(score, descriptor(q_matrix + chunk * (C::Q_CHUNK_BYTES / UNITS) + within), k, step > 0);
     }
     warpgroup_commit();
   }
@@ -45,9 +50,15 @@ struct Consumer {
   __device__ __forceinline__ void start_output(int stage) {
     warpgroup_fence();
 #pragma unroll
-    for (int step = 0; step < C::KEYS / 16; step++) {
-      const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS;
-      wgmma_registers<T, C::VALUE_DIM>(out, weight + 4 * step, descriptor(v_matrix + stage * (C::V_STAGE_BYTES / UNITS) + step * rows), 1);
+    for (int step = 0; step < C::KEYS / C::PRODUCT_DEPTH; step++) {
+      // Transposed, V is read across its rows, as K is; 128 keys are a chunk.
+      constexpr u32 CHUNK = C::V_BYTES / C::KEY_CHUNKS / UNITS;
+      const u32 to = C::FLOAT8 ? step / 4 * CHUNK + step % 4 * 32 / UNITS : step * (16 * C::CHUNK_ROW_BYTES / UNITS);
+      const u64 v = descriptor(v_matrix + stage * (C::V_STAGE_BYTES / UNITS) + to);
+      if constexpr (C::FLOAT8)
+        wgmma_registers<Element, C::VALUE_DIM + C::ONES_ROWS>(part, weight + 4 * step, v, step > 0);
+      else
+        wgmma_registers<Element, C::VALUE_DIM>(out, weight + 4 * step, v, 1);
     }
     warpgroup_commit();
   }
@@ -137,8 +148,9 @@ struct Consumer {
     }
     return true;
   }
+  __device__ __forceinline__ float scale_log2() const { return C::FLOAT8 ? head_scale_log2 : p.scale_log2; }
   __device__ __forceinline__ float scale_of_row(float most) const {
-    if constexpr (!C::HAS_TENSOR) return scale_for(most, p.scale_log2);
+    if constexpr (!C::HAS_TENSOR) return scale_for(most, scale_log2());
     return fabsf(most) * LOG2_E >= LARGEST ? 0.5f : scale_for(most, LOG2_E);
   }
 
@@ -159,27 +171,55 @@ struct Consumer {
       const float subtrahend = most == MINUS_INFINITY ? 0.0f : rounded_product(most, scale);  // inf - inf is NaN
       correction[r] = exp2_approx(rounded_product(top[r], scale) - subtrahend);
       top[r] = most;
+      const float zero = subtrahend - C::WEIGHTS_LOG2;  // the exponent of a weight of one
       float first = 0.0f, second = 0.0f;
 #pragma unroll
       for (int i = 0; i < C::KEYS / 8; i++) {
         float &a = score[4 * i + 2 * r], &b = score[4 * i + 2 * r + 1];
-        a = exp2_approx(fused(a, scale, -subtrahend));
-        b = exp2_approx(fused(b, scale, -subtrahend));
-        first += a;
-        second += b;
+        a = exp2_approx(fused(a, scale, -zero));
+        b = exp2_approx(fused(b, scale, -zero));
+        if (!C::ONES) first += a, second += b;
       }
-      sum[r] = sum[r] * correction[r] + (first + second);
+      if (!C::ONES) sum[r] = sum[r] * correction[r] + (first + second);
     }
   }
 
+  // Of 32 keys a register of eight bits has four weights of a row: those that the thread has of the first 16 keys, or of the
+  // others. The values are in this order, too.
   __device__ __forceinline__ void pack_weights() {
+    if constexpr (C::FLOAT8) {
 #pragma unroll
-    for (int i = 0; i < C::SCORE_REGISTERS / 2; i++) weight[i] = pack<T>(score[2 * i], score[2 * i + 1]);
+      for (int i = 0; i < C::SCORE_REGISTERS / 4; i++) {
+        const float* of = score + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
+        weight[i] = pack_float8(of[0], of[1], of[4], of[5]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < C::SCORE_REGISTERS / 2; i++) weight[i] = pack<T>(score[2 * i], score[2 * i + 1]);
+    }
   }
 
+  // Waits for the output of the tile before, and makes it relative to the maxima that the last softmax found.
+  __device__ __forceinline__ void end_output(int stage) {
+    warpgroup_wait<0>();
+    if constexpr (C::FLOAT8)
+      settled(part);
+    else
+      settled(out);
+    release(barriers.v_empty(stage));
+  }
   __device__ __forceinline__ void correct_output() {
 #pragma unroll
-    for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] *= correction[i / 2 % 2];
+    for (int i = 0; i < C::OUT_REGISTERS; i++) {
+      if constexpr (C::FLOAT8)
+        out[i] = fused(out[i], earlier[i / 2 % 2], part[i]);
+      else
+        out[i] *= correction[i / 2 % 2];
+    }
+    keep_correction();
+  }
+  __device__ __forceinline__ void keep_correction() {
+    if constexpr (C::FLOAT8) earlier[0] = correction[0], earlier[1] = correction[1];
   }
 
   // ---- turns at the tensor cores
@@ -232,9 +272,7 @@ struct Consumer {
     add_mask();
     if (masked) mask(tile, n);
     softmax();
-    warpgroup_wait<0>();
-    settled(out);
-    release(barriers.v_empty(place.stage));
+    end_output(place.stage);
     pack_weights();
     correct_output();
     place = following;
@@ -297,6 +335,7 @@ struct Consumer {
     if ((C::EDGE && n >= end_free) || (C::BOUNDED_LEFT && n < first_free)) mask(tile, n);
     softmax();
     pack_weights();
+    keep_correction();
     n--;
     // Separate loops, so that the one for most tiles has no code for masks.
     if (C::EDGE)
@@ -310,16 +349,16 @@ struct Consumer {
     barrier_wait(barriers.v_full(place.stage), place.parity);
     empty_foreign_rows(tile, tile.first, place.stage);
     start_output(place.stage);
-    warpgroup_wait<0>();
-    settled(out);
-    release(barriers.v_empty(place.stage));
+    end_output(place.stage);
+    if constexpr (C::FLOAT8) correct_output();
     place = place.next();
   }
 
   // ---- results
 
+  __device__ __forceinline__ float log2_of(float total) const { return log2_approx(total) - C::WEIGHTS_LOG2; }
   __device__ __forceinline__ float log_of_sum(float most, float log2_of_total) const {
-    return C::HAS_TENSOR ? most + log2_of_total * LN_2 : (most * p.scale_log2 + log2_of_total) * LN_2;
+    return C::HAS_TENSOR ? most + log2_of_total * LN_2 : (most * scale_log2() + log2_of_total) * LN_2;
   }
 
   __device__ __forceinline__ void write(const Tile& tile) {
@@ -342,16 +381,18 @@ struct Consumer {
       float total = sum[r];
       total += shuffle_xor(total, 1);
       total += shuffle_xor(total, 2);
+      if constexpr (C::ONES) total = out[C::VALUE_DIM / 2 + 2 * r];
       float inverse = total == 0.0f ? 0.0f : 1.0f / total;
       const int row = first_row(tile) + 8 * r;
       if constexpr (C::SINKS) {
-        const BesideSink beside = beside_sink(total == 0.0f ? MINUS_INFINITY : top[r] * p.scale_log2 + log2_approx(total), p.sinks[tile.head]);
+        const BesideSink beside = beside_sink(total == 0.0f ? MINUS_INFINITY : top[r] * scale_log2() + log2_of(total), p.sinks[tile.head]);
         inverse *= beside.share;
         if (p.lse && row < seq_q && (lane & 3) == 0) p.lse[first + row] = beside.log_of_sum;
       }
+      if constexpr (C::FLOAT8) inverse *= p.v_scale[divide(tile.head, p.group)];
       char* to = head + row * p.out_row + (lane & 3) * 16;
 #pragma unroll
-      for (int i = 0; i < C::OUT_REGISTERS / 16; i++) {
+      for (int i = 0; i < C::VALUE_DIM / 32; i++) {
         u32 pair[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) pair[j] = pack<T>(out[16 * i + 4 * j + 2 * r] * inverse, out[16 * i + 4 * j + 2 * r + 1] * inverse);
@@ -362,7 +403,7 @@ struct Consumer {
       }
       if (!C::SINKS && p.lse && row < seq_q && (lane & 3) == 0)
         p.lse[first + row] =
-            total == 0.0f ? MINUS_INFINITY : log_of_sum(top[r], log2_approx(total));
+            total == 0.0f ? MINUS_INFINITY : log_of_sum(top[r], log2_of(total));
     }
   }
 
@@ -403,6 +444,10 @@ struct Consumer {
       else
         tile_of<C>(p, index, tile);
       if constexpr (C::SHARERS > 1) go_to_sharer<C>(p, tile, warpgroup / C::WARPGROUPS_OF_HEAD);
+      if constexpr (C::FLOAT8) {
+        const int kv_head = divide(tile.head, p.group);
+        head_scale_log2 = p.scale_log2 * p.q_scale[kv_head] * p.k_scale[kv_head];
+      }
 #pragma unroll
       for (int i = 0; i < C::OUT_REGISTERS; i++) out[i] = 0.0f;
 #pragma unroll

@@ -8,6 +8,15 @@
 #pragma once
 #include "hopper/consumer.cuh"
 
+// Writes the ones below each chunk of a transposed V, where no copy goes.
+template <class C>
+DEVICE void write_ones(u32 v_tiles, int thread) {
+  constexpr u32 ONES = 0x38383838, PIECES = C::ONES_ROWS * C::CHUNK_ROW_BYTES / 16, CHUNKS = C::STAGES * C::KEY_CHUNKS;
+  for (u32 i = thread; i < CHUNKS * PIECES; i += C::WARPGROUPS * C::WARPGROUP_THREADS)
+    store_shared(v_tiles + (i / PIECES + 1) * (C::V_BYTES / C::KEY_CHUNKS) - (i % PIECES + 1) * 16, Chunk{ONES, ONES, ONES, ONES});
+  stores_before_products();
+}
+
 // Grid: at most p.tiles blocks, and at most one per SM. Shared memory: Q_BYTES + STAGES * (K_STAGE_BYTES + V_STAGE_BYTES), at a
 // multiple of 1024.
 template <class C>
@@ -42,6 +51,7 @@ DEVICE void attention_fa90(const TensorMap& q, const TensorMap& k, const TensorM
       if (thread == 0) producer.run();
     }
   } else {
+    if constexpr (C::ONES) write_ones<C>(v_tiles, thread - C::WARPGROUP_THREADS);
     named_sync(C::BARRIERS_READY, C::READY_THREADS);
     more_registers<C::CONSUMER_REGISTERS>();
     const int within = thread % C::WARPGROUP_THREADS, consumer_index = warpgroup - 1;

@@ -83,6 +83,15 @@ DEVICE void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// Four numbers as elements of eight bits (e4m3), the first in the lowest; those beyond 448 become 448.
+DEVICE u32 pack_float8(float a, float b, float c, float d) {
+  u32 packed;
+  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high}; }"
+      : "=r"(packed) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
 // Keeps the compiler from moving uses of accumulators before the wait, because it does not know that wgmma writes them late.
 template <int N>
 DEVICE void settled(float (&registers)[N]) {

@@ -39,4 +39,7 @@ struct HopperParams {
   int queries;            // of each sequence, where q_starts is null
   i64 mask_key;           // read only by kernels with a KEY_BIAS: bytes from one key's element to the next
   const float* sinks;     // read only by kernels with SINKS, by head of Q
+  const float* q_scale;   // read only by kernels of FLOAT8: by head of K, what an element is multiplied by
+  const float* k_scale;
+  const float* v_scale;
 };

@@ -50,6 +50,14 @@ struct Producer {
     }
   }
 
+  // Copies a tile of V, a row for each of its columns.
+  __device__ __forceinline__ void copy_transposed(u32 to, u32 full, const Tile& tile, int n, int kv_head) const {
+    barrier_arrive_expecting(full, C::KEY_CHUNKS * C::VALUE_DIM * C::CHUNK_ROW_BYTES);
+#pragma unroll
+    for (int chunk = 0; chunk < C::KEY_CHUNKS; chunk++)
+      copy_box(to + chunk * (C::V_BYTES / C::KEY_CHUNKS), v, full, n * C::KEYS + chunk * C::CHUNK_COLUMNS, 0, kv_head, tile.batch);
+  }
+
   // Copies a tile of the mask. Heads or batches that share a mask have no stride in it.
   __device__ __forceinline__ void copy_mask(const Tile& tile, int n, MaskPlace<C>& place) const {
     if constexpr (C::STAGED) {
@@ -132,7 +140,11 @@ struct Producer {
         }
         copy_mask(tile, n, mask_place);
         barrier_wait(barriers.v_empty(place.stage), place.parity);
-        copy_tile<C::VALUE_CHUNKS>(v_tiles + place.stage * C::V_STAGE_BYTES, v, barriers.v_full(place.stage), tile, n, kv_head);
+        const u32 to = v_tiles + place.stage * C::V_STAGE_BYTES;
+        if constexpr (C::FLOAT8)
+          copy_transposed(to, barriers.v_full(place.stage), tile, n, kv_head);
+        else
+          copy_tile<C::VALUE_CHUNKS>(to, v, barriers.v_full(place.stage), tile, n, kv_head);
       }
       if (q_is_due) {  // rows that see no key: the consumers write zeros
         barrier_wait(barriers.q_empty(), q_parity);

@@ -20,7 +20,7 @@ struct FloatTensor {
 
 // The configuration of a kernel. A block has one producer warpgroup and WARPGROUPS consumers of 64 rows each.
 template <class TYPE, int HEAD_DIM, int WARPGROUPS_, int KEYS_, int STAGES_, bool RIGHT, bool LEFT, bool PING_PONG_, class MASK = NoTensor, bool PACKED_ = false, bool SPLIT_ = false,
-          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false, int VALUE_DIM_ = HEAD_DIM, bool SINKS_ = false>
+          bool PAGED_ = false, int MASK_STAGES_ = 0, int SHARERS_ = 1, int BIAS_STAGES_ = 0, bool PAGES_AHEAD_ = false, int VALUE_DIM_ = HEAD_DIM, bool SINKS_ = false, bool FLOAT8_ = false, bool ONES_ = false>
 struct Hopper {
   typedef TYPE T;
   typedef MASK Mask;
@@ -39,6 +39,18 @@ struct Hopper {
   static constexpr bool SPLIT = SPLIT_;              // the keys of a row are cut into parts, which another kernel joins
   static_assert(!SPLIT || !(LEFT || PACKED || HAS_TENSOR), "split keys do not support left limits, packed sequences and masks");
   static constexpr bool PING_PONG = PING_PONG_;      // warpgroups take turns at the tensor cores
+  // Q, K and V have eight bits an element; T is the output's type. V is transposed (see float8.cuh): a tile has a row of KEYS
+  // for each of its columns. Weights are multiplied by 2^WEIGHTS_LOG2, as most are small, and few of 256 numbers are.
+  static constexpr bool FLOAT8 = FLOAT8_;
+  static_assert(!FLOAT8 || !(PACKED_ || SPLIT_ || MASK::BYTES), "eight bits do not support packed sequences, split keys and masks");
+  static constexpr int ELEMENT_BYTES = FLOAT8 ? 1 : 2, PRODUCT_DEPTH = 32 / ELEMENT_BYTES;
+  static constexpr float WEIGHTS_LOG2 = FLOAT8 ? 8.0f : 0.0f;
+
+  // Rows of ones below a transposed V, so that the product with V has the sums of the weights, too. They are sums of rounded
+  // weights: right for the output, which the same weights make, but not for a log-sum-exp.
+  static constexpr bool ONES = ONES_;
+  static_assert(!ONES || (FLOAT8 && !SINKS), "ones are beside transposed values, and have no log-sum-exp");
+  static constexpr int ONES_ROWS = ONES ? 8 : 0;
 
   static constexpr int WARPGROUP_THREADS = 128, WARPGROUP_ROWS = 64, WARPS_PER_WARPGROUP = 4;
   // A block computes this many heads at the same time, which share a mask; each has half of the warpgroups. One tile of the
@@ -46,12 +58,14 @@ struct Hopper {
   static constexpr int SHARERS = SHARERS_, WARPGROUPS_OF_HEAD = WARPGROUPS / SHARERS;
   static_assert(SHARERS == 1 || (SHARERS == 2 && MASK_STAGES_ > 0 && !PACKED && !SPLIT), "two heads can share a staged mask");
   static constexpr int ROWS = WARPGROUPS_OF_HEAD * WARPGROUP_ROWS;
-  static constexpr int CHUNK_COLUMNS = 64, CHUNK_ROW_BYTES = 128;  // one tensor copy moves 64 columns of each row
+  static constexpr int CHUNK_ROW_BYTES = 128, CHUNK_COLUMNS = CHUNK_ROW_BYTES / ELEMENT_BYTES;  // one tensor copy moves these of each row
   static constexpr int CHUNKS = (D + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
   static constexpr int Q_CHUNK_BYTES = SHARERS * ROWS * CHUNK_ROW_BYTES, Q_BYTES = CHUNKS * Q_CHUNK_BYTES;
+  static_assert(!FLOAT8 || KEYS % PRODUCT_DEPTH == 0, "transposed values are multiplied by as many keys at a time");
   static constexpr int VALUE_CHUNKS = (VALUE_DIM + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
+  static constexpr int KEY_CHUNKS = (KEYS + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;  // of a row of transposed values; the last may have keys too many
   static constexpr int KV_CHUNK_BYTES = KEYS * CHUNK_ROW_BYTES;
-  static constexpr int K_BYTES = CHUNKS * KV_CHUNK_BYTES, V_BYTES = VALUE_CHUNKS * KV_CHUNK_BYTES;  // of one head
+  static constexpr int K_BYTES = CHUNKS * KV_CHUNK_BYTES, V_BYTES = FLOAT8 ? KEY_CHUNKS * (VALUE_DIM + ONES_ROWS) * CHUNK_ROW_BYTES : VALUE_CHUNKS * KV_CHUNK_BYTES;  // of one head
   static constexpr int K_STAGE_BYTES = SHARERS * K_BYTES, V_STAGE_BYTES = SHARERS * V_BYTES;
   // A staged mask comes through shared memory, where its tiles have a ring of MASK_STAGES places. The distance between its rows
   // is 16 bytes more than their length (32 bytes for elements of 32 bits), so that lanes of different rows read different
@@ -84,7 +98,7 @@ struct Hopper {
   static constexpr int LAUNCH_REGISTERS = 65536 / ((WARPGROUPS + 1) * WARPGROUP_THREADS) / 8 * 8;
   static_assert(PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * LAUNCH_REGISTERS,
                 "the warpgroups ask for more registers than the block has");
-  static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = VALUE_DIM / 2;
+  static constexpr int SCORE_REGISTERS = KEYS / 2, OUT_REGISTERS = (VALUE_DIM + ONES_ROWS) / 2;
 };
 
 // One tile of work: ROWS rows of one head, and the tiles of keys first .. last - 1 that they see.
