@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.cuda.campaign import train
-from kernels.attention.cuda.campaign.train import FIRST, OURS, SECOND, Attend, Size, Way
+from tests.kernels import training
+from tests.kernels.training import FIRST, OURS, SECOND, Attend, Size, Way
 
 SIZE = Size(layers=2, heads=2, head_dim=16, batch=4, length=32)
 TEXT = torch.tensor(list(b"the quick brown fox jumps over the lazy dog and comes back again; " * 20), dtype=torch.uint8)
@@ -27,8 +27,8 @@ def careful(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def row(attend: Attend, steps: int) -> dict[str, object]:
-    ways = {OURS: Way(attend), FIRST: Way(train.pytorch_attention), SECOND: Way(plain)}
-    return train.judge_training(train.train_ways(ways, SIZE, TEXT, steps, "cpu"))
+    ways = {OURS: Way(attend), FIRST: Way(training.pytorch_attention), SECOND: Way(plain)}
+    return training.judge_training(training.train_ways(ways, SIZE, TEXT, steps, "cpu"))
 
 
 def test_another_rounding_is_noise_and_every_model_learns() -> None:

@@ -11,10 +11,10 @@ from kernels.attention.cuda.backward.costs import TURN, three_launches, three_la
 from kernels.attention.cuda.backward.kernels import BackwardParameters, Order
 from kernels.attention.cuda.backward.plan import BackwardProblem, HopperBackward, cyclic_refusal
 from kernels.attention.cuda.backward.ways import backward_ways
-from kernels.attention.cuda.campaign.stress import SHAPES
 from kernels.attention.cuda.plan.planning import Layout, Machine
 from tests.kernels.cuda.backward_problems import FEW, MACHINE, posed
 from tests.kernels.cuda.simt_ways import HostBuffers
+from tests.kernels.cuda.stress import SHAPES
 from tests.kernels.cuda.stub_driver import WITH_STUB, Stub
 
 

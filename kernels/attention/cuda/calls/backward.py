@@ -144,34 +144,6 @@ class Nothing(Bound):
             gradient.zero_()
 
 
-def backward_pass(
-    tensors: Mapping[str, torch.Tensor],
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    options: Options,
-    *,
-    dlse: torch.Tensor | None = None,
-    deterministic: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK and dV. By default `deterministic` is the setting of torch.use_deterministic_algorithms."""
-    wanted = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-    gradients = tuple(torch.empty_like(tensors[name]) for name in NAMES)
-    assert len(gradients) == 3
-    with torch.cuda.device(tensors["q"].device):
-        bind_backward(
-            tensors,
-            out,
-            lse,
-            readable_gradient(dout),
-            gradients,
-            options,
-            dlse=None if dlse is None else dlse.contiguous(),
-            deterministic=wanted,
-        )()
-    return gradients
-
-
 def sinks_gradient(
     dout: torch.Tensor,
     dlse: torch.Tensor | None,

@@ -1,6 +1,6 @@
 """Checks that a transformer learns the same with our attention as with PyTorch's, and times its steps.
 
-python3 -m kernels.attention.cuda.campaign.train --steps 1000
+python3 -m tests.kernels.training --steps 1000
 
 Three models with the same seed see the same text in the same order: one uses our attention, two use different backends
 of PyTorch. The losses of these two differ only by rounding. The losses of ours may differ from those of the first
@@ -27,7 +27,7 @@ from torch.nn import functional
 from kernels.attention.baseline import Sdpa
 from kernels.attention.cuda.operator import attention
 
-TEXT: Final = Path(__file__).resolve().parents[4]
+TEXT: Final = Path(__file__).resolve().parents[2]
 SYMBOLS: Final = 256
 OURS, FIRST, SECOND = "bench", "sdpa:cudnn", "sdpa:flash"
 NOISE_TIMES: Final = 2.0

@@ -1,7 +1,7 @@
 """Checks that every launch gives the same bits: two streams compute while a third copies as fast as it can.
 
-python3 -m kernels.attention.cuda.campaign.stress --launches 10000
-python3 -m kernels.attention.cuda.campaign.stress --launches 10000 --pass backward
+python3 -m tests.kernels.cuda.stress --launches 10000
+python3 -m tests.kernels.cuda.stress --launches 10000 --pass backward
 
 The backward pass runs in its deterministic mode. In the other mode the last bits of dQ may differ by design.
 """
