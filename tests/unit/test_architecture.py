@@ -246,8 +246,7 @@ CUDA = "kernels/attention/cuda"
 CUDA_PACKAGES = ("plan", "compile", "run", "ways", "backward", "calls")
 """Each imports from those before it, and `errors`; what callers meet lies above them all."""
 CUDA_MET = {
-    "__init__", "compile_gradients", "errors", "explain", "explaining", "kernel", "ladder", "operator", "paged",
-    "varlen",
+    "__init__", "compile_gradients", "errors", "explain", "explaining", "kernel", "operator", "paged", "varlen",
 }  # fmt: skip
 
 

@@ -11,10 +11,10 @@ import torch
 
 from kernels.attention.cuda.compile.compiler import Target
 from kernels.attention.cuda.errors import BuildFailed, Unsupported
-from kernels.attention.cuda.ladder import LADDER, bind_rung
 from kernels.attention.cuda.operator import attention, bind_attention
 from kernels.attention.cuda.run.engine import Engine
 from tests.kernels.cuda.exactly import exact
+from tests.kernels.cuda.ladder import LADDER, bind_rung
 from tests.kernels.cuda.on_gpu import DEV, FROBENIUS, ON_GPU, Poisoned, assert_replays_alike, dtypes_of, failures, randn
 from tests.kernels.cuda.on_gpu import engine as engine
 

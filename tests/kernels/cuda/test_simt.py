@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention.cuda.ladder import Rung
 from kernels.attention.cuda.plan.planning import Launch
 from kernels.attention.cuda.plan.posing import Problem, problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, SCALAR_TILES, Combine, Kernel, Tile
@@ -18,6 +17,7 @@ from kernels.attention.cuda.ways.portable import Portable
 from tests.kernels.cuda import exactly
 from tests.kernels.cuda.compiled import SANITIZED, WITH_COMPILER, program_of
 from tests.kernels.cuda.exactly import Tensors, assert_agree, exact, limits
+from tests.kernels.cuda.ladder import Rung
 from tests.kernels.cuda.simt_ways import HostBuffers, Program, compile_program
 
 pytestmark = WITH_COMPILER

@@ -17,7 +17,7 @@ from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameter
 SOURCE = Path(__file__).parents[1] / "source"
 HEADERS = (
     *("device.cuh", "params.cuh", "tile.cuh", "warp.cuh", "scope.cuh", "paged.cuh", "block.cuh", "results.cuh"),
-    *("dropout.cuh", "fa2.cuh", "decode.cuh", "float8.cuh", "naive.cuh", "tiled.cuh"),
+    *("dropout.cuh", "fa2.cuh", "decode.cuh", "float8.cuh"),
     *(
         f"hopper/{name}.cuh"
         for name in ("instructions", "problem", "schedule", "wgmma", "mask", "bias", "producer", "consumer", "fa90")
@@ -146,11 +146,6 @@ class Entry(Protocol):
 
     @property
     def source(self) -> str: ...
-
-
-def rung_entry_point(rung: str, name: str, threads: int, arguments: str) -> str:
-    """The translation unit of a lower rung of the ladder."""
-    return entry_point(name, threads, f"attention_{rung}<{arguments}>(p)", header=f"{rung}.cuh")
 
 
 def entry_point(

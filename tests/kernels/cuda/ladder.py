@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,18 +17,15 @@ from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.operator import bind_attention
 from kernels.attention.cuda.plan.planning import plan_problem
 from kernels.attention.cuda.plan.posing import problem_of
-from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, padded_head_dim, rung_entry_point
+from kernels.attention.cuda.plan.variants import C_TYPE, SHORT, entry_point, padded_head_dim
 from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
 from kernels.attention.cuda.ways.portable import parameters_of
 
 LADDER = ("naive", "tiled", "fa2")
-IDEAS = {
-    "naive": "a warp a row, online softmax, everything from global memory",
-    "tiled": "64 rows share each tile of K and V in shared memory",
-    "fa2": "tensor cores, S and P in registers, asynchronous copies, longest rows first",
-}
+RUNGS = Path(__file__).parent / "rungs"
+"""The kernels of the two lower rungs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,9 @@ class Rung:
     @property
     def source(self) -> str:
         arguments = f"{C_TYPE[self.dtype]}, {self.head_dim}, {str(self.causal).lower()}"
-        return rung_entry_point(self.rung, self.name, self.threads, arguments)
+        call = f"attention_{self.rung}<{arguments}>(p)"
+        kernel = (RUNGS / f"{self.rung}.cuh").read_text()
+        return kernel + entry_point(self.name, self.threads, call, header="params.cuh")
 
 
 def bind_rung(

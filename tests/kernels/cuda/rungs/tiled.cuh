@@ -2,7 +2,8 @@
 //
 // K and V are read from global memory 64 times less often, and each value in shared memory serves four rows at once. All
 // multiplications are still single-precision FMAs: no tensor cores.
-#pragma once
+#ifndef RUNG_TILED  // kernels of several widths may stand in one text
+#define RUNG_TILED
 #include "params.cuh"
 
 // 128 threads: thread t owns rows 4 (t / 8) .. + 3, of the scores columns t % 8 + 8 j, of the output columns t % 8 + 8 j.
@@ -107,3 +108,4 @@ DEVICE void attention_tiled(const AttentionParams& p) {
       p.lse[(i64)all * p.seq_q + row] = sum[r] == 0.0f ? MINUS_INFINITY : (top[r] + log2_approx(sum[r])) * LN_2;
   }
 }
+#endif  // RUNG_TILED

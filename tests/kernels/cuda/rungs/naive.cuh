@@ -2,7 +2,8 @@
 //
 // A lane holds every 32nd element of the row of Q and of the output. Scores are summed over the warp by shuffles. The softmax
 // is updated key by key, and the output is rescaled when the maximum grows, so no score is ever stored.
-#pragma once
+#ifndef RUNG_NAIVE  // kernels of several widths may stand in one text
+#define RUNG_NAIVE
 #include "params.cuh"
 
 template <class T, int D, bool CAUSAL>
@@ -48,3 +49,4 @@ DEVICE void attention_naive(const AttentionParams& p) {
     if (lane + 32 * i < p.head_dim) result[lane + 32 * i] = (u16)pack<T>(out[i] * inverse, 0.0f);
   if (p.lse && lane == 0) p.lse[index] = sum == 0.0f ? MINUS_INFINITY : (top + log2_approx(sum)) * LN_2;
 }
+#endif  // RUNG_NAIVE
