@@ -22,25 +22,11 @@ class Problem(ctypes.Structure):
     """`AttentionProblem` in attention.cpp, field for field. Strides count elements."""
 
     _fields_ = (
-        ("q", ctypes.c_void_p),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("lse", ctypes.c_void_p),
-        ("q_strides", ctypes.c_int64 * 3),
-        ("k_strides", ctypes.c_int64 * 3),
-        ("v_strides", ctypes.c_int64 * 3),
-        ("out_strides", ctypes.c_int64 * 3),
-        ("batch", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("seq_q", ctypes.c_int64),
-        ("seq_k", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse")),
+        *((f"{name}_strides", ctypes.c_int64 * 3) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
         ("scale", ctypes.c_float),
-        ("causal", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("causal", "dtype", "threads")),
     )
 
 

@@ -73,7 +73,6 @@ class Recorded:
         lse: torch.Tensor,
         dout: torch.Tensor,
         options: Options,
-        *,
         dlse: torch.Tensor | None = None,
     ) -> Three:
         self.calls.append((options, dlse))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from kernels.attention.cuda.backward.kernels import BackwardParameters, PrepareKernel, entry_point
 from kernels.attention.cuda.backward.plan import (
@@ -26,38 +27,41 @@ NUMBER_BYTES = 8
 """The bytes for a row of Q beside its elements: its log-sum-exp and delta, in float32."""
 
 
-class SummingShape(Protocol):
+class SummingShape(ABC):
     """How a block that sums dQ in memory works: it keeps `keys` keys and takes `queries` queries at a time, over
-    `warps` warps; an SM is to have registers for `blocks` blocks. Its kernels are called `family` and stand in
-    `source/backward/HEADER.cuh`."""
+    `warps` warps, each of which has `fragments` times 16 keys; an SM is to have registers for `blocks` blocks. Its
+    kernels are called `family` and stand in `source/backward/HEADER.cuh`."""
 
+    __slots__ = ()
     family: ClassVar[str]
     header: ClassVar[str]
+    keys: int
+    queries: int
+    warps: int
+    fragments: int
+    blocks: int
 
     @property
-    def keys(self) -> int: ...
+    def is_shared(self) -> bool:
+        """Whether warps share keys, so that P goes through shared memory."""
+        return self.warps * self.fragments * 16 > self.keys
 
     @property
-    def queries(self) -> int: ...
+    @abstractmethod
+    def name(self) -> str:
+        """The shape in the names of its kernels."""
 
-    @property
-    def warps(self) -> int: ...
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
-
+    @abstractmethod
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory, for a padded head dimension."""
 
+    @abstractmethod
     def config(self, element: str, head_dim: int) -> str:
         """The specialisation in C++."""
 
 
 @dataclass(frozen=True, slots=True)
-class AmpereShape:
+class AmpereShape(SummingShape):
     """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
     `fragments` times 16 keys; `stages` tiles of queries and `slopes` tiles of dS have a place; a warp computes its
     scores of a tile in `parts`; an SM is to have registers for `blocks` blocks."""
@@ -80,13 +84,7 @@ class AmpereShape:
         numbers = f"w{self.warps}f{self.fragments}s{self.stages}b{self.slopes}h{self.parts}"
         return f"{self.keys}x{self.queries}{numbers}"
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether warps share keys, so that P goes through shared memory."""
-        return self.warps * self.fragments * 16 > self.keys
-
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory, for a padded head dimension."""
         rows = (2 * self.keys + 2 * self.stages * self.queries) * head_dim * ELEMENT_BYTES
         scores = (self.slopes + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
         return rows + scores + self.stages * self.queries * NUMBER_BYTES

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from kernels.attention.cuda.backward.ampere import (
     AmpereBackward,
+    SummingShape,
     rows_refusal,
     ways_of,
 )
@@ -16,7 +17,7 @@ from kernels.attention.cuda.plan.variants import padded_head_dim
 
 
 @dataclass(frozen=True, slots=True)
-class TuringShape:
+class TuringShape(SummingShape):
     """A block keeps `keys` keys and takes `queries` queries at a time, over `warps` warps, each of which has
     `fragments` times 16 keys and computes its scores of a tile in `parts`; an SM is to have registers for `blocks`
     blocks."""
@@ -36,13 +37,7 @@ class TuringShape:
         """E.g. `64x64w8f2h1`."""
         return f"{self.keys}x{self.queries}w{self.warps}f{self.fragments}h{self.parts}"
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether warps share keys, so that P goes through shared memory."""
-        return self.warps * self.fragments * 16 > self.keys
-
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory, for a padded head dimension."""
         rows = (self.keys + 2 * self.queries) * head_dim * ELEMENT_BYTES
         return rows + (1 + self.is_shared) * self.keys * self.queries * ELEMENT_BYTES
 

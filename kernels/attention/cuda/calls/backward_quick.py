@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 import torch
 
@@ -30,11 +30,6 @@ from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from kernels.attention.cuda.calls.backward import BackwardTermsGiven
-
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Call = Callable[..., Three | None]
 """Takes a pass's tensors in the order of `READ` that it has; None if they need another plan after all."""
@@ -44,23 +39,6 @@ ALIGNED = ("q", "k", "v", "out", "dout")
 PACK_POINTER = struct.Struct("=Q").pack_into
 PIECE = 256
 """Bytes: pieces of the workspace begin at multiples of it, as allocations do."""
-
-
-class Binder(Protocol):
-    """`bind_backward`."""
-
-    def __call__(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor,
-        gradients: Three,
-        options: Options,
-        *,
-        dlse: torch.Tensor | None = None,
-        **given: Unpack[BackwardTermsGiven],
-    ) -> Bound: ...
 
 
 class Addresses:
@@ -175,9 +153,9 @@ def relaunching_call(
 
 
 class QuickBackward:
-    """Gradients with remembered plans. `bind` prepares a pass, `engine_of` finds a device's engine."""
+    """Gradients with remembered plans. `bind` prepares a pass; `engine_of` finds the engine of a device."""
 
-    def __init__(self, engine_of: Callable[[torch.device], Engine], bind: Binder = bind_backward) -> None:
+    def __init__(self, engine_of: Callable[[torch.device], Engine], bind: Callable[..., Bound] = bind_backward) -> None:
         self.engine_of, self.bind = engine_of, bind
         self.plans = Plans()
         self.guard = find_guard()
@@ -189,7 +167,6 @@ class QuickBackward:
         lse: torch.Tensor,
         dout: torch.Tensor,
         options: Options,
-        *,
         dlse: torch.Tensor | None = None,
     ) -> Three:
         """dQ, dK and dV; `tensors` by the options' names."""

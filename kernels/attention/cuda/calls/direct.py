@@ -107,14 +107,9 @@ apply: Callable[..., Answer] = super(torch.autograd.Function, Direct).apply
 """`Direct.apply` without its check for functorch's transforms, which the caller has excluded."""
 
 
-class Compiled(Protocol):
-    """`Native.call`."""
-
-    def __call__(
-        self, tensors: tuple[torch.Tensor, ...], options: Options, by_python: Callable[..., Answer]
-    ) -> Callable[..., Answer] | None:
-        """The function that computes calls like this one, with the help of Python; None for calls that are not
-        compiled."""
+Compiled = Callable[[tuple[torch.Tensor, ...], Options, Callable[..., Answer]], Callable[..., Answer] | None]
+"""`Native.call`: returns the function that computes calls like this one, with the help of Python; None for calls that
+are not compiled."""
 
 
 def differentiable_by(

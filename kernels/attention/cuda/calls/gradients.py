@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,19 +41,8 @@ NAMES = {
 """The operators with the names of their tensors, which are the first arguments, or the mask the last of all."""
 
 
-class Backward(Protocol):
-    """`backward.backward`."""
-
-    def __call__(
-        self,
-        tensors: dict[str, Tensor],
-        out: Tensor,
-        lse: Tensor,
-        dout: Tensor,
-        options: Options,
-        *,
-        dlse: Tensor | None = None,
-    ) -> Three: ...
+Backward = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor, Options, Tensor | None], Three]
+"""`QuickBackward`: dQ, dK and dV from the named tensors, out, lse, dout, the options and dlse."""
 
 
 def named_tensors(name: str, given: tuple[Any, ...]) -> dict[str, Tensor]:
@@ -185,9 +174,8 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
     ) -> Three:
         plain = {name: inputs.plain_tensor(x) for name, x in tensors.items()}
         slope = None if dlse is None else inputs.plain_tensor(dlse)
-        return compute(
-            plain, inputs.plain_tensor(out), inputs.plain_tensor(lse), inputs.plain_tensor(dout), options, dlse=slope
-        )
+        out, lse, dout = (inputs.plain_tensor(x) for x in (out, lse, dout))
+        return compute(plain, out, lse, dout, options, slope)
 
     return {
         "attention_backward": attention_backward,

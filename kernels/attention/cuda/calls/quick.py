@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -59,19 +59,8 @@ class Options(NamedTuple):
         return "block_table" in self.names
 
 
-class Binder(Protocol):
-    """`binding.bind_call`."""
-
-    def __call__(
-        self,
-        tensors: dict[str, torch.Tensor],
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        options: Options,
-        buffers: Buffers,
-    ) -> Bound: ...
-
-
+Binder = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None, Options, Buffers], Bound]
+"""`binding.bind_call`: binds the named tensors, the output, the log-sum-exps, the options and the buffers."""
 Differentiate = Callable[[tuple[torch.Tensor, ...], Options], Callable[..., Answer]]
 Plan = tuple[Check, Callable[..., Any]]
 """The check for the calls of the plan, and the function that computes them: a `Call`, or one that always answers."""

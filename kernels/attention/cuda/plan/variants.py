@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kernels.attention.cuda.plan.parameters import DroppingParameters, Parameters
 
@@ -97,39 +97,35 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Combine:
+class RowsKernel:
+    """A kernel of `source/results.cuh` that changes the results of another, a warp a row."""
+
+    dtype: str
+
+    kind: ClassVar[str]
+    threads = 128
+    shared_bytes = 0
+    rows_per_block = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_{SHORT[self.dtype]}"
+
+    @property
+    def source(self) -> str:
+        return entry_point(self.name, self.threads, f"attention_{self.kind}<{C_TYPE[self.dtype]}>(p)")
+
+
+class Combine(RowsKernel):
     """The kernel that joins the parts of a computation split over the keys."""
 
-    dtype: str
-    threads: int = 128
-    shared_bytes: int = 0
-    rows_per_block: int = 4
-
-    @property
-    def name(self) -> str:
-        return f"combine_{SHORT[self.dtype]}"
-
-    @property
-    def source(self) -> str:
-        return entry_point(self.name, self.threads, f"attention_combine<{C_TYPE[self.dtype]}>(p)")
+    kind = "combine"
 
 
-@dataclass(frozen=True, slots=True)
-class SinksKernel:
+class SinksKernel(RowsKernel):
     """The kernel that adds sinks to the results of any other."""
 
-    dtype: str
-    threads: int = 128
-    shared_bytes: int = 0
-    rows_per_block: int = 4
-
-    @property
-    def name(self) -> str:
-        return f"sinks_{SHORT[self.dtype]}"
-
-    @property
-    def source(self) -> str:
-        return entry_point(self.name, self.threads, f"attention_sinks<{C_TYPE[self.dtype]}>(p)")
+    kind = "sinks"
 
 
 class Entry(Protocol):
