@@ -43,8 +43,9 @@ def passes(program: Program, scratch: Path) -> None:
 
 
 def decodes(program: Program, scratch: Path) -> None:
-    for eager in (False, True):
-        assert_right(program, DECODE, draw(DECODE, 1, 2, 4, 1, 700, 64), scratch, splits=2, eager=eager)
+    """In as many parts as are joined at once, and in more."""
+    for eager, splits in ((False, 2), (True, 2), (False, 40)):
+        assert_right(program, DECODE, draw(DECODE, 1, 2, 11, 1, 1300, 64), scratch, splits=splits, eager=eager)
 
 
 def test_the_pair_of_backward_passes_has_no_race(tmp_path: Path) -> None:
@@ -68,4 +69,33 @@ def test_a_copy_that_only_its_own_lane_waited_for_is_found(tmp_path: Path) -> No
     source = mistaken(tmp_path, "decode.cuh", old, old.replace("      sync_warp();\n", ""))
     program = compile_program((DECODE, Combine("bfloat16")), 800, tmp_path, source=source, races=True)
     with pytest.raises(AssertionError, match="a race: "):
+        decodes(program, tmp_path)
+
+
+RACE, WRONG = "a race: ", ""
+MISTAKES = {
+    "warps that others still multiply with": ("  sync_block();  // every warp has left Q\n", "", RACE),
+    "sums of warps that are not stored": ("of.warp.sum[i][r]});\n  sync_block();\n", "of.warp.sum[i][r]});\n", RACE),
+    "a part that is not written when its ticket is taken": (
+        "  sync_block();  // every thread's part is written before the ticket is taken\n", "", RACE,
+    ),
+    "a ticket that is not taken": (
+        "take_ticket(p.tickets + item, last));\n  sync_block();\n", "take_ticket(p.tickets + item, last));\n", RACE,
+    ),
+    "parts before the last ticket": (
+        "  if (load_shared_word(q_tile) != last) return;\n", "", "a part is read that no block has written",
+    ),
+    "the weight of another part": ("exp2_approx(lse[m][i] - top_of(most))", "exp2_approx(lse[m][0] - top_of(most))", WRONG),
+    "parts that keep an older maximum": ("x[m][e] *= factor", "x[m][e] *= 1.0f", WRONG),
+    "a sum that keeps an older maximum": ("total[m] *= factor", "total[m] *= 1.0f", WRONG),
+    "one warp's sum": ("for (int w = 1; w < C::WARPS; w++) sum.y", "for (int w = 2; w < C::WARPS; w++) sum.y", WRONG),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_joining_warps_or_parts_is_found(tmp_path: Path, mistake: str) -> None:
+    old, new, message = MISTAKES[mistake]
+    source = mistaken(tmp_path, "decode.cuh", old, new)
+    program = compile_program((DECODE, Combine("bfloat16")), 800, tmp_path, source=source, races=message == RACE)
+    with pytest.raises(AssertionError, match=message or None):
         decodes(program, tmp_path)

@@ -23,6 +23,7 @@ struct DecodeConfig {
   static constexpr bool Q_IN_REGISTERS = MI * D <= 128;
   static constexpr bool PAGED = PAGED_;  // keys are in pages, which a table lists
   static constexpr bool FLOAT8 = FLOAT8_;
+  static constexpr bool KEEPS_SCOPE = !(FLOAT8 && D == 256);  // whether the main loop leaves registers for it
   static constexpr bool EXACT = !FLOAT8 || D <= 128 || HAS_FLOAT8;  // widened without an instruction, wide rows leave no registers
 
   static constexpr int BM = MI * 16, BN = KEYS, THREADS = WARPS * 32;
@@ -34,15 +35,13 @@ struct DecodeConfig {
   static constexpr int KQ = D / 16, NS = KEYS / 8, NO = D / 8, KV = KEYS / 16;
   static constexpr int Q_BYTES = BM * Q_ROW_BYTES, TILE_BYTES = KEYS * ROW_BYTES;
   static constexpr int RING_BYTES = STAGES * 2 * TILE_BYTES;  // of a warp
-  static constexpr int MOST_SPLITS = 128;
 
   static_assert(D == 64 || D == 128 || D == 256, "D must be 64, 128 or 256");
   static_assert(KEYS % 16 == 0 && KEYS % ROWS_PER_PASS == 0, "KEYS must be a multiple of 16 and of the rows of a pass");
   static_assert(!PAGED || KEYS == 16 || KEYS == 32, "with pages, KEYS must be 16 or 32: a lane looks up the page of one key");
   static_assert(STAGES == 1 || ASYNC, "more than one stage needs asynchronous copies (sm_80 or newer)");
   static_assert(BM * D * 4 <= RING_BYTES, "a warp's part of the output must fit into its ring");
-  static_assert((WARPS + 1) * BM * 8 <= Q_BYTES, "the sums of the rows must fit into the memory of Q");
-  static_assert(BM * MOST_SPLITS * 4 <= WARPS * RING_BYTES, "the weights of the parts must fit into the memory of the rings");
+  static_assert(2 * WARPS * BM * 8 <= Q_BYTES, "the sums of the rows must fit into the memory of Q");
 };
 
 template <class C>
@@ -266,8 +265,8 @@ DEVICE u32 float_chunk(int row, int chunk) {
 
 DEVICE float top_of(float top) { return top == MINUS_INFINITY ? 0.0f : top; }  // inf - inf would be NaN
 
-// Joins the results of the warps in shared memory: every warp's O, relative to the block's maximum, is in its ring, and each
-// row's maximum and sum follow those of the warps in the place of Q.
+// Joins the results of the warps in shared memory: every warp's O and its sums, relative to the block's maximum, are in its ring
+// and, after the pairs from which the maximum was found, in the place of Q.
 template <class C>
 DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
   const int lane = of.lane;
@@ -293,18 +292,11 @@ DEVICE void join_warps(DecodeWarp<C>& of, u32 sums, int w) {
     for (int r = 0; r < 2; r++) {
       const int row = i * 16 + r * 8 + (lane >> 2);
       if (row >= of.scope.rows) continue;
-      float top = MINUS_INFINITY, total = 0.0f;
+      float top = MINUS_INFINITY;
 #pragma unroll
       for (int other = 0; other < C::WARPS; other++) top = fmaxf(top, load_shared_pair(sums + (other * C::BM + row) * 8).x);
-      if (w == 0) {
-#pragma unroll
-        for (int other = 0; other < C::WARPS; other++) {
-          const Pair pair = load_shared_pair(sums + (other * C::BM + row) * 8);
-          total += pair.y * exp2_approx(pair.x - top_of(top));
-        }
-        if ((lane & 3) == 0) store_shared(sums + (C::WARPS * C::BM + row) * 8, Pair{top, total});
-      }
       const float factor = exp2_approx(of.warp.top[i][r] - top_of(top));
+      if ((lane & 3) == 0) store_shared(sums + ((C::WARPS + w) * C::BM + row) * 8, Pair{top, of.warp.sum[i][r] * factor});
       if constexpr (C::FLOAT8) {
 #pragma unroll
         for (int j = 0; j < C::NO; j += 2) {
@@ -333,7 +325,7 @@ DEVICE void write_four(const AttentionParams& p, const Scope& scope, const Place
 
 // Writes the block's rows, normalised, to the output or to this split's part of it.
 template <class C>
-DEVICE void write_block(const AttentionParams& p, const Scope& scope, int parts, u32 sums, u32 rings, int thread) {
+DEVICE void write_block(const AttentionParams& p, const Scope& scope, u32 sums, u32 rings, int thread) {
   const int fours = p.head_dim / 4;
   for (int index = thread; index < scope.rows * (C::D / 4); index += C::THREADS) {
     const int row = index / (C::D / 4), four = index % (C::D / 4);
@@ -345,13 +337,15 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, int parts,
       x[0] += __int_as_float((int)part.x), x[1] += __int_as_float((int)part.y);
       x[2] += __int_as_float((int)part.z), x[3] += __int_as_float((int)part.w);
     }
-    const Pair sum = load_shared_pair(sums + (C::WARPS * C::BM + row) * 8);
+    Pair sum = load_shared_pair(sums + (C::WARPS * C::BM + row) * 8);
+#pragma unroll
+    for (int w = 1; w < C::WARPS; w++) sum.y += load_shared_pair(sums + ((C::WARPS + w) * C::BM + row) * 8).y;
     const float inverse = inverse_of(sum.y) * (C::FLOAT8 ? p.v_scale[scope.kv_head] : 1.0f), lse = sum.y == 0.0f ? MINUS_INFINITY : sum.x + log2_approx(sum.y);
 #pragma unroll
     for (int e = 0; e < 4; e++) x[e] *= inverse;
     const Place at = place_of_row(p, scope, row);
     const i64 place = index_of_place(p, scope, at);
-    if (parts == 1) {
+    if (scope.parts == 1) {
       write_four<typename C::T>(p, scope, at, four * 4, x);
       if (four == 0 && p.lse) p.lse[place] = lse * LN_2;
     } else {
@@ -364,76 +358,63 @@ DEVICE void write_block(const AttentionParams& p, const Scope& scope, int parts,
 }
 
 // out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s - max) over the parts of the block's rows, all of which are written. A
-// thread sums four columns of a row, many parts at once. The first parts are in flight while one warp per row computes the
-// weights.
+// thread sums four columns of a row, or of two rows at once; the loads of sixteen parts are in flight together.
 template <class C>
-struct Parts {
-  static constexpr int AT_ONCE = C::MI == 1 ? 16 : 8;
-  const AttentionParams& p;
-  const Scope& scope;
-  u32 weights;  // [BM][MOST_SPLITS] in shared memory
-  Chunk chunk[AT_ONCE];
-
-  __device__ __forceinline__ void load(int index, int first) {
-    const int row = index / (C::D / 4), four = index % (C::D / 4);
-    const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
-    const float* part = p.partial_out + (first * p.all_rows + place) * p.head_dim + four * 4;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-      if (first + i < scope.parts) chunk[i] = load_fresh((const Chunk*)(part + i * p.all_rows * p.head_dim));
-  }
-
-  __device__ __forceinline__ void add(float (&x)[4], int index, int first) const {
-    const u32 row = weights + index / (C::D / 4) * C::MOST_SPLITS * 4;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-      if (first + i < scope.parts) {
-        const float weight = __int_as_float((int)load_shared_word(row + (first + i) * 4));
-        x[0] += weight * __int_as_float((int)chunk[i].x), x[1] += weight * __int_as_float((int)chunk[i].y);
-        x[2] += weight * __int_as_float((int)chunk[i].z), x[3] += weight * __int_as_float((int)chunk[i].w);
-      }
-  }
-
-  __device__ __forceinline__ void find_weights(int row, int lane) const {
-    constexpr int N = C::MOST_SPLITS / 32;
-    const i64 place = index_of_place(p, scope, place_of_row(p, scope, row));
-    float lse[N], top = MINUS_INFINITY, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      const int split = lane + 32 * i;
-      lse[i] = split < scope.parts ? load_fresh(p.partial_lse + split * p.all_rows + place) : MINUS_INFINITY;
-    }
-#pragma unroll
-    for (int i = 0; i < N; i++) top = fmaxf(top, lse[i]);
-#pragma unroll
-    for (int step = 16; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
-#pragma unroll
-    for (int i = 0; i < N; i++) total += lse[i] = exp2_approx(lse[i] - top_of(top));
-#pragma unroll
-    for (int step = 16; step; step /= 2) total += shuffle_xor(total, step);
-#pragma unroll
-    for (int i = 0; i < N; i++)
-      store_shared(weights + (row * C::MOST_SPLITS + lane + 32 * i) * 4, (u32)__float_as_int(lse[i] * inverse_of(total)));
-    if (lane == 0 && p.lse) p.lse[place] = total == 0.0f ? MINUS_INFINITY : (top + log2_approx(total)) * LN_2;
-  }
-};
-
-template <class C>
-DEVICE void join_parts(const AttentionParams& p, const Scope& scope, u32 weights, int thread) {
-  Parts<C> parts = {p, scope, weights};
+DEVICE void join_parts(const AttentionParams& p, const Scope& scope, int thread) {
+  constexpr int ROWS = C::ASYNC && C::MI == 1 && C::D <= 128 && C::BM * C::D / 4 > C::THREADS ? 2 : 1, AT_ONCE = 16;
   const int all = scope.rows * (C::D / 4);
-  auto exists = [&](int index) { return index < all && index % (C::D / 4) * 4 < p.head_dim; };
-  if (exists(thread)) parts.load(thread, 0);
-  for (int row = thread >> 5; row < scope.rows; row += C::WARPS) parts.find_weights(row, thread & 31);
-  sync_block();
-  for (int index = thread; index < all; index += C::THREADS) {
-    if (!exists(index)) continue;
-    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int first = 0; first < scope.parts; first += Parts<C>::AT_ONCE) {
-      if (first > 0 || index != thread) parts.load(index, first);
-      parts.add(x, index, first);
+  for (int start = thread; start < all; start += ROWS * C::THREADS) {
+    const float *part[ROWS], *sums[ROWS];
+    bool exists[ROWS];
+    i64 place[ROWS];
+    float x[ROWS][4], top[ROWS], total[ROWS];
+#pragma unroll
+    for (int m = 0; m < ROWS; m++) {
+      const int index = start + m * C::THREADS, four = index % (C::D / 4);
+      exists[m] = index < all && four * 4 < p.head_dim;
+      place[m] = index_of_place(p, scope, place_of_row(p, scope, exists[m] ? index / (C::D / 4) : 0));
+      part[m] = p.partial_out + place[m] * p.head_dim + (exists[m] ? four * 4 : 0), sums[m] = p.partial_lse + place[m];
+      x[m][0] = x[m][1] = x[m][2] = x[m][3] = total[m] = 0.0f, top[m] = MINUS_INFINITY;
     }
-    write_four<typename C::T>(p, scope, place_of_row(p, scope, index / (C::D / 4)), index % (C::D / 4) * 4, x);
+    for (int first = 0; first < scope.parts; first += AT_ONCE) {
+      Chunk chunk[ROWS][AT_ONCE];
+      float lse[ROWS][AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+          const i64 rows = (first + i) * p.all_rows;
+          lse[m][i] = load_fresh(sums[m] + rows, first + i < scope.parts, MINUS_INFINITY);
+          chunk[m][i] = load_fresh((const Chunk*)(part[m] + rows * p.head_dim), first + i < scope.parts);
+        }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        float most = top[m];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) most = fmaxf(most, lse[m][i]);
+        const float factor = exp2_approx(top[m] - top_of(most));
+        top[m] = most, total[m] *= factor;
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[m][e] *= factor;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          const float weight = exp2_approx(lse[m][i] - top_of(most));
+          total[m] += weight;
+          x[m][0] += weight * __int_as_float((int)chunk[m][i].x), x[m][1] += weight * __int_as_float((int)chunk[m][i].y);
+          x[m][2] += weight * __int_as_float((int)chunk[m][i].z), x[m][3] += weight * __int_as_float((int)chunk[m][i].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < ROWS; m++) {
+      if (!exists[m]) continue;
+      const int index = start + m * C::THREADS, four = index % (C::D / 4);
+      const float inverse = inverse_of(total[m]);
+#pragma unroll
+      for (int e = 0; e < 4; e++) x[m][e] *= inverse;
+      write_four<typename C::T>(p, scope, place_of_row(p, scope, index / (C::D / 4)), four * 4, x[m]);
+      if (four == 0 && p.lse) p.lse[place[m]] = total[m] == 0.0f ? MINUS_INFINITY : (top[m] + log2_approx(total[m])) * LN_2;
+    }
   }
 }
 
@@ -482,13 +463,13 @@ DEVICE void attention_decode(const AttentionParams& p) {
   SHARED_MEMORY(memory);
   const u32 q_tile = shared_address(memory), rings = q_tile + C::Q_BYTES;
   // If sequences are longer than the host was told, there are more row tiles than the grid has: a block computes every
-  // row_tiles-th tile, and joins none before it has written its parts of all. Everything but the number of the turn is computed
-  // again in each turn, because registers are full in the main loop.
+  // row_tiles-th tile, and joins none before it has written its parts of all.
+  Scope scope;
   for (int turn = 0;; turn++) {
     const int thread = thread_again(), lane = thread & 31, w = thread >> 5;
-    const Scope scope = scope_of_turn<C>(p, block_again(), turn);
+    scope = scope_of_turn<C>(p, block_again(), turn);
     if (turn > 0 && scope.rows <= 0) break;
-    if ((int)blockIdx.y >= scope.parts) return;
+    if (p.tickets && !p.q_starts && blockIdx.y > 0 && scope.first >= scope.last) return;  // a block without keys has no part
 
     DecodeWarp<C> of = {p, scope};
     of.lane = lane;
@@ -514,24 +495,24 @@ DEVICE void attention_decode(const AttentionParams& p) {
     of.warp.keep_q(of.q_lane);
     of.all_tiles(scope.first + w);
 
+    if constexpr (!C::KEEPS_SCOPE) scope = scope_of_turn<C>(p, block_again(), turn);
     join_warps(of, q_tile, w);
-    write_block<C>(p, scope, scope_of_turn<C>(p, block_again(), turn).parts, q_tile, rings, thread);
+    write_block<C>(p, scope, q_tile, rings, thread);
     if (!p.q_starts) break;
     sync_block();  // every warp has left shared memory
   }
   if (p.splits == 1 || !p.tickets) return;
   const int thread = thread_again(), item = block_again();
-  const u32 last = (u32)scope_of_turn<C>(p, item, 0).parts - 1;
+  const u32 last = (u32)scope.parts - 1;
   if (last == 0) return;
   sync_block();  // every thread's part is written before the ticket is taken
   if (thread == 0) store_shared(q_tile, take_ticket(p.tickets + item, last));
   sync_block();
   if (load_shared_word(q_tile) != last) return;
   for (int turn = 0;; turn++) {
-    const Scope scope = scope_of_turn<C>(p, item, turn);
+    if (p.q_starts) scope = scope_of_turn<C>(p, item, turn);
     if (scope.rows <= 0) return;
-    join_parts<C>(p, scope, rings, thread);
+    join_parts<C>(p, scope, thread);
     if (!p.q_starts) return;
-    sync_block();  // every warp has left the weights
   }
 }

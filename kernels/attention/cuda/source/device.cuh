@@ -215,15 +215,19 @@ DEVICE Pair load_shared_pair(u32 address) {
   return pair;
 }
 
-// Reads what another block has written during this launch, from the L2 cache, where blocks meet.
-DEVICE Chunk load_fresh(const Chunk* global) {
-  Chunk c;
-  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "l"(global) : "memory");
+// Reads what another block has written during this launch, from the L2 cache, where blocks meet; unless `wanted`, gives zeros
+// or `otherwise` without reading.
+DEVICE Chunk load_fresh(const Chunk* global, bool wanted) {
+  Chunk c = {0, 0, 0, 0};
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4]; }"
+               : "+r"(c.x), "+r"(c.y), "+r"(c.z), "+r"(c.w)
+               : "l"(global), "r"((int)wanted)
+               : "memory");
   return c;
 }
-DEVICE float load_fresh(const float* global) {
-  float x;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(global) : "memory");
+DEVICE float load_fresh(const float* global, bool wanted, float otherwise) {
+  float x = otherwise;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.cg.f32 %0, [%1]; }" : "+f"(x) : "l"(global), "r"((int)wanted) : "memory");
   return x;
 }
 

@@ -114,13 +114,17 @@ DEVICE u32 load_shared_word(u32 address) {
   simt::load(&word, address, 4);
   return word;
 }
-DEVICE Chunk load_fresh(const Chunk* global) {
-  if ((uintptr_t)global % 16 != 0) simt::fail("misaligned load");
-  return *global;
+DEVICE Chunk load_fresh(const Chunk* global, bool wanted) {
+  if (wanted && (uintptr_t)global % 16 != 0) simt::fail("misaligned load");
+  return wanted ? *global : Chunk{0, 0, 0, 0};
 }
-DEVICE float load_fresh(const float* global) { return *global; }
-// Blocks run one after the other.
+DEVICE float load_fresh(const float* global, bool wanted, float otherwise) {
+  if (wanted && *(const u32*)global == 0xffffffff) simt::fail("a part is read that no block has written");  // memory was all ones
+  return wanted ? *global : otherwise;
+}
+// Blocks run one after the other. Every thread must be done with the block's memory, and so with its part, before a ticket.
 DEVICE u32 take_ticket(u32* counter, u32 last) {
+  simt::release_block();
   const u32 before = *counter;
   *counter = before >= last ? 0 : before + 1;
   return before;

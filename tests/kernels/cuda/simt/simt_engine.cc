@@ -288,6 +288,7 @@ static char* static_bytes(u32 address, size_t size) {
 }
 void store_static(u32 address, const void* from, size_t size) { put(current, static_bytes(address, size), from, size); }
 void load_static(void* to, u32 address, size_t size) { get(to, static_bytes(address, size), size); }
+void release_block() { races::access(current, shared, shared_size, true); }
 
 static void land(const Copy& one) {
   char* to = shared_bytes(one.to, 16);

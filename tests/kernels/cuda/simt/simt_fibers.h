@@ -42,6 +42,7 @@ void load(void* to, u32 address, size_t size);
 u32 address_of(const void* pointer);  // of a variable too, which these two know from then on
 void store_static(u32 address, const void* from, size_t size);
 void load_static(void* to, u32 address, size_t size);
+void release_block();  // its memory may be given to others: each thread that used it must be known to be done
 
 void copy(u32 to, const char* from, bool reads);
 void commit_copies();
