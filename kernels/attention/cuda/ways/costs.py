@@ -208,8 +208,9 @@ class Costs:
 
     def us(self, way: Way, problem: Problem, machine: Machine) -> float | None:
         """Return the estimated microseconds of a way; None if it has no price."""
-        price = next((self.prices[kind] for kind in kinds_of(way, problem) if kind in self.prices), None)
-        work = work_terms(way, problem, machine) if price else None
+        work = work_terms(way, problem, machine)
+        kinds = () if work is None else kinds_of(way, problem)
+        price = next((self.prices[kind] for kind in kinds if kind in self.prices), None)
         return None if price is None or work is None else sum(map(float.__mul__, price, work))
 
     def cheapest(self, found: Iterable[Way], problem: Problem, machine: Machine) -> tuple[Way, float] | None:

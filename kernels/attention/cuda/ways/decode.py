@@ -24,9 +24,14 @@ separate kernel."""
 INVARIANT_PARTS, INVARIANT_KEYS = 16, 512
 """In batch-invariant calls a sequence's keys are cut by their number alone: into so many parts, none but the last with
 fewer keys than this; up to twice as many keys are one part."""
-MOST_NARROW_ITEMS, MOST_NARROW_BYTES = {"hopper": 10}, 64 * 1024
-"""Limits for problems with more than `FEW_ROWS` rows that are cut into tiles of 16 rows: by chip, the largest number of
-such tiles (larger numbers were not timed); and the bytes of partial results that one block joins."""
+MOST_NARROW_ITEMS = {"hopper": 10}
+"""For problems with more than `FEW_ROWS` rows that are cut into tiles of 16 rows: by chip, the largest number of such
+tiles. Larger numbers were not timed."""
+NARROW_PARTS, NARROW_KEYS = 16, 512
+"""The keys of such problems are cut into at most the first number of parts, or into parts of at least the second number
+of keys, whichever gives more parts. A block joins 16 parts at once."""
+LEAST_KEYS_OF_MANY_HEADS = 1024
+"""The fewest keys with which one query of more than `FEW_ROWS` heads was timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,14 @@ TILES = {
     "hopper": {
         (64, 16): DecodeTile(16, 32, 8, 3),
         (64, 32): DecodeTile(32, 32, 8, 3),
+        (128, 1): DecodeTile(16, 16, 8, 1),
         (128, 16): DecodeTile(16, 16, 8, 3),
         (128, 32): DecodeTile(32, 16, 8, 3),
         (256, 16): DecodeTile(16, 16, 4, 3),
     },
 }
-"""By chip, then by padded head dimension and rows of a tile (16 or 32): the tile."""
+"""By chip, then by padded head dimension and rows of a tile (16 or 32; 1 if one query of many heads has another tile of
+16): the tile."""
 FLOAT8_TILES = {
     "turing": {64: DecodeTile(16, 32, 4, 1), 128: DecodeTile(16, 32, 4, 1), 256: DecodeTile(16, 32, 2, 1)},
     "ampere": {64: DecodeTile(16, 32, 4, 4), 128: DecodeTile(16, 32, 4, 2), 256: DecodeTile(16, 16, 4, 4)},
@@ -176,7 +183,10 @@ def tile_for(problem: Problem, chip: Chip) -> DecodeTile:
     tiles, size = TILES[chip.name], padded_head_dim(problem.head_dim)
     if problem.float8:
         return FLOAT8_TILES[chip.name][size]
-    wanted = 16 if problem.seq_q * problem.group <= 16 or is_narrow(problem, chip) else 32
+    narrow = is_narrow(problem, chip)
+    wanted = 16 if problem.seq_q * problem.group <= 16 or narrow else 32
+    if narrow and has_many_heads(problem):
+        wanted = 1
     return tiles.get((size, wanted), tiles[size, 16])
 
 
@@ -185,7 +195,14 @@ def is_narrow(problem: Problem, chip: Chip) -> bool:
     rows = problem.seq_q * problem.group
     items = problem.batch * problem.kv_heads * -(-rows // 16)
     two = problem.is_plain and (padded_head_dim(problem.head_dim), 32) in TILES[chip.name]
-    return two and rows > FEW_ROWS and items <= MOST_NARROW_ITEMS.get(chip.name, 0)
+    return two and FEW_ROWS < rows <= MOST_ROWS and items <= MOST_NARROW_ITEMS.get(chip.name, 0)
+
+
+def has_many_heads(problem: Problem) -> bool:
+    """Return whether more than `FEW_ROWS` heads share a head of K and have one query each, which sees all keys."""
+    sees_all = not problem.causal or problem.causal_offset >= problem.seq_k - 1
+    many = problem.group > FEW_ROWS and problem.seq_k >= LEAST_KEYS_OF_MANY_HEADS
+    return problem.is_plain and problem.seq_q == 1 and many and sees_all
 
 
 def blocks_per_sm(kernel: DecodeKernel, chip: Chip) -> int:
@@ -220,11 +237,13 @@ def plan_decode(
         keys = problem.pages.most if problem.pages else problem.seq_k
         splits = max(1, min(INVARIANT_PARTS, -(-keys // (least_tiles * tile.keys))))
     if splits is None:
-        slots = machine.sm_count * blocks_per_sm(kernel, machine.chip)
-        splits = splits_for(items, slots, visible_keys(problem, problem.seq_q))
+        keys, narrow = visible_keys(problem, problem.seq_q), is_narrow(problem, machine.chip)
+        slots = machine.sm_count * (1 if narrow else blocks_per_sm(kernel, machine.chip))
+        splits = splits_for(items, slots, keys)
+        if narrow:
+            splits = min(splits, max(NARROW_PARTS, keys // NARROW_KEYS))
     if tickets is None:
-        most = MOST_NARROW_BYTES if is_narrow(problem, machine.chip) else MOST_JOINED_BYTES
-        tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= most
+        tickets = splits * min(rows, tile.rows) * problem.head_dim * 4 <= MOST_JOINED_BYTES
     return DecodeLaunch(kernel, row_tiles, items, min(splits, MOST_SPLITS), tickets and splits > 1, least_tiles)
 
 

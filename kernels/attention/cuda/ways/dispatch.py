@@ -12,10 +12,11 @@ from kernels.attention.cuda.plan.variants import padded_head_dim
 from kernels.attention.cuda.run.launching import Way
 from kernels.attention.cuda.ways import hopper, small, small_hopper
 from kernels.attention.cuda.ways.costs import Costs, costs_for
-from kernels.attention.cuda.ways.decode import FEW_ROWS, Decode, plan_decode
+from kernels.attention.cuda.ways.decode import FEW_ROWS, Decode, has_many_heads, is_narrow, plan_decode
 from kernels.attention.cuda.ways.decode import why_not as why_not_decode
 from kernels.attention.cuda.ways.float8 import float8_ways
 from kernels.attention.cuda.ways.general import General, plan_general
+from kernels.attention.cuda.ways.heads_as_rows import HeadsAsRows, row_ways
 from kernels.attention.cuda.ways.hopper import HopperWay
 from kernels.attention.cuda.ways.portable import Portable
 from kernels.attention.cuda.ways.tuned import FAR, Key, Table, table_for
@@ -58,6 +59,7 @@ def list_ways(problem: Problem, machine: Machine, *, dependent: bool = False) ->
     if problem.is_plain:
         ways.append(Portable(plan_problem(problem, machine)))
         ways.extend(few_keys)
+        ways.extend(row_ways(problem, machine))
     general = plan_general(problem, machine)
     if not problem.is_plain or general.pack > 1:
         ways.append(General(general))
@@ -79,6 +81,7 @@ def choose_way(problem: Problem, machine: Machine) -> tuple[Way, str]:
     chip = machine.chip.name, machine.sm_count
     return (
         by_shape(problem, machine, way_list, costs_for(*chip))
+        or by_heads(problem, machine, way_list)
         or (
             padded_head_dim(problem.head_dim) == problem.head_dim
             and by_table(problem, way_list, table_for(*chip), at_most=0.0)
@@ -157,6 +160,14 @@ def by_shape(problem: Problem, machine: Machine, found: Sequence[Way], costs: Co
     if found[0] is general and general.launch.splits > 1 and 2 * best.tiles(problem) < machine.sm_count:
         return None
     return best, "a mask that is the same for all rows is read once for each tile of keys"
+
+
+def by_heads(problem: Problem, machine: Machine, found: Sequence[Way]) -> tuple[Way, str] | None:
+    """Return the way for one query of more than `FEW_ROWS` heads on each head of K, and the reason; None for others and
+    where nothing was measured."""
+    wanted = Decode if has_many_heads(problem) and is_narrow(problem, machine.chip) else HeadsAsRows
+    way = next((way for way in found if isinstance(way, wanted)), None)
+    return None if way is None else (way, "one query of many heads on each head of K: fastest in such cells")
 
 
 def by_costs(problem: Problem, machine: Machine, found: Sequence[Way], costs: Costs | None) -> tuple[Way, str] | None:
