@@ -55,6 +55,10 @@ HEADS_IN_TWO, GROUP_IN_TWO, KEYS_IN_TWO, WIDTH_IN_TWO = 8, 4, 16384, 128
 parts at least under a causal mask at this padded head dimension: from 4,096 keys on, where the model expects nothing of
 it, that took 0.87 to 0.96 of the time (H100, 2026-11-28, `BACKWARD.md`)."""
 
+MOST_PARTS_OF_WINDOW = 2
+"""With a window more parts took longer in all of 11 problems, one of which, at D = 128, the model expects to be fastest
+with 4 (H100, 2026-11-28, `BACKWARD.md`)."""
+
 
 def passing_keys(problem: BackwardProblem, rows: int) -> list[int]:
     """How many tiles of queries pass by each tile of `rows` keys of a head of K, over all heads of its group."""
@@ -120,7 +124,8 @@ def best_parts(problem: BackwardProblem, machine: Machine) -> int:
     least = 2 if is_measured and 2 in possible else 1
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
         return least
-    spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible}
+    most = PARTS[-1] if f.window_offset is None else MOST_PARTS_OF_WINDOW
+    spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible if parts <= most}
     best = min(spans, key=lambda parts: spans[parts])
     return best if best > 1 and spans[best] <= PARTS_GAIN * spans[1] else least
 
