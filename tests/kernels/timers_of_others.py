@@ -1,6 +1,6 @@
 """The same calls by this harness and by others' timers: medians in microseconds as CSV.
 
-    python3 -m kernels.attention.cuda.campaign.timers > timers.csv
+    python3 -m tests.kernels.timers_of_others > timers.csv
 
 A timer that is not installed, or cannot do a call, leaves its cell empty and says why on standard error. NVBench runs
 in a process of its own for each cell: one process may run its benchmarks once.
