@@ -93,18 +93,9 @@ def stepwise_output(
 
 def judge_output(out: torch.Tensor, by: Yardstick) -> Check:
     """Compares an output with the exact answer. NaN, infinity, a wrong shape or a wrong dtype never pass."""
-    if out.shape != by.exact.shape or out.dtype != by.dtype:
-        return Check(
-            False,
-            float("nan"),
-            by.limit,
-            f"output is {tuple(out.shape)} {out.dtype}, not {tuple(by.exact.shape)} {by.dtype}",
-        )
-    strange = int((~torch.isfinite(out)).sum().item())
-    if strange:
-        return Check(
-            False, float("nan"), by.limit, f"{strange} of {out.numel()} elements are NaN or infinite, or never written"
-        )
+    defect = defect_of(out, by.exact, by.dtype)
+    if defect:
+        return Check(False, float("nan"), by.limit, f"output {defect}")
     difference = out.double() - by.exact
     error = difference.abs().max().item()
     frobenius = (difference.norm() / by.exact.norm().clamp_min(torch.finfo(torch.float64).tiny)).item()
@@ -112,13 +103,17 @@ def judge_output(out: torch.Tensor, by: Yardstick) -> Check:
         which = "the absolute limit" if by.absolute <= by.relative_to_torch else "twice PyTorch's own error"
         return Check(False, error, by.limit, f"max abs error {error:.3g} is over {by.limit:.3g} ({which})")
     if not frobenius <= RELATIVE_FROBENIUS[by.dtype]:
-        return Check(
-            False,
-            error,
-            by.limit,
-            f"relative Frobenius error {frobenius:.3g} is over {RELATIVE_FROBENIUS[by.dtype]:.3g}",
-        )
+        reason = f"relative Frobenius error {frobenius:.3g} is over {RELATIVE_FROBENIUS[by.dtype]:.3g}"
+        return Check(False, error, by.limit, reason)
     return Check(True, error, by.limit, "")
+
+
+def defect_of(x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> str:
+    """Why a tensor cannot be compared with the exact one: its shape, its dtype, NaN or infinity. Empty if it can."""
+    if x.shape != exact.shape or x.dtype != dtype:
+        return f"is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"
+    strange = int((~torch.isfinite(x)).sum().item())
+    return f"has {strange} of {x.numel()} elements that are NaN or infinite, or never written" if strange else ""
 
 
 @contextmanager

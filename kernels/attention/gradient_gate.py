@@ -70,13 +70,9 @@ class GradientYardstick:
 def judge_gradient(name: str, x: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, limits: Limits) -> Check:
     """The verdict on one gradient. NaN, infinity, a wrong shape or a wrong dtype never pass."""
     limit = limits.largest
-    if x.shape != exact.shape or x.dtype != dtype:
-        mismatch = f"{name} is {tuple(x.shape)} {x.dtype}, not {tuple(exact.shape)} {dtype}"
-        return Check(False, float("nan"), limit, mismatch)
-    strange = int((~torch.isfinite(x)).sum().item())
-    if strange:
-        mismatch = f"{name}: {strange} of {x.numel()} elements are NaN or infinite, or never written"
-        return Check(False, float("nan"), limit, mismatch)
+    defect = correctness.defect_of(x, exact, dtype)
+    if defect:
+        return Check(False, float("nan"), limit, f"{name} {defect}")
     difference = x.double() - exact
     error = difference.abs().max().item()
     norm = difference.norm().item()

@@ -15,10 +15,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.baseline import BACKENDS
 from kernels.attention.cuda.operator import attention, bind_attention
@@ -41,7 +43,7 @@ def sdpa_call(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, c
 
     def call() -> object:
         with sdpa_kernel(chosen):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return call
 
@@ -50,21 +52,12 @@ def contending_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: 
     """Return the calls by name: ours (plain, with log-sum-exp, bound in advance), PyTorch's default, and each backend
     of PyTorch that supports the problem. A call that raises RuntimeError is left out."""
 
-    def ours() -> object:
-        return attention(q, k, v, causal=causal)
-
-    def with_lse() -> object:
-        return attention(q, k, v, causal=causal, return_lse=True)
-
-    def default() -> object:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
     calls: dict[str, Call] = {
-        "ours": ours,
-        "ours+lse": with_lse,
+        "ours": partial(attention, q, k, v, causal=causal),
+        "ours+lse": partial(attention, q, k, v, causal=causal, return_lse=True),
         "bound": bind_attention(q, k, v, torch.empty_like(q), causal=causal),
+        "sdpa": partial(scaled_dot_product_attention, q, k, v, is_causal=causal),
     }
-    calls["sdpa"] = default
     calls |= {backend: sdpa_call(backend, q, k, v, causal) for backend in ("cudnn", "flash", "efficient")}
     usable = {}
     for name, call in calls.items():

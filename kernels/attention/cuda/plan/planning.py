@@ -12,7 +12,6 @@ from kernels.attention.cuda.plan.variants import (
     SCALAR_TILES,
     WIDE_HEAD_DIMS,
     Chip,
-    Combine,
     Kernel,
     padded_head_dim,
 )
@@ -238,7 +237,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A decision. The kernel's grid is (blocks, splits); with more than one split, `combine` runs after it."""
+    """A decision. The kernel's grid is (blocks, splits); with more than one split, `Combine` runs after it."""
 
     kernel: Kernel
     blocks: int
@@ -246,10 +245,6 @@ class Launch:
     section: int
     splits: int
     tiles_per_split: int
-
-    @property
-    def combine(self) -> Combine | None:
-        return Combine(self.kernel.dtype) if self.splits > 1 else None
 
 
 def kernel_refusal(chip: Chip, dtype: str, head_dim: int, widest: int = MAX_HEAD_DIM) -> str | None:
