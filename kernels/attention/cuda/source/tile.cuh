@@ -161,3 +161,23 @@ DEVICE void zero_tile(u32 first) {
 #pragma unroll
   for (int i = 0; i < ROWS / C::ROWS_PER_PASS; i++) store_shared(chunk_of_pass<C>(first, i), Chunk{0, 0, 0, 0});
 }
+
+// Sums in registers: fragments of 16 rows, units of 8 columns.
+template <int FRAGMENTS, int UNITS>
+DEVICE void clear_columns(float (&c)[FRAGMENTS][UNITS][4]) {
+#pragma unroll
+  for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+    for (int j = 0; j < UNITS; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) c[f][j][i] = 0.0f;
+}
+// c += a b for the units j and j + 1.
+template <class T, int FRAGMENTS, int UNITS>
+DEVICE void mma_columns(float (&c)[FRAGMENTS][UNITS][4], const u32 (&a)[FRAGMENTS][4], const u32 (&b)[4], int j) {
+#pragma unroll
+  for (int f = 0; f < FRAGMENTS; f++) {
+    mma<T>(c[f][j], a[f], b[0], b[1]);
+    mma<T>(c[f][j + 1], a[f], b[2], b[3]);
+  }
+}

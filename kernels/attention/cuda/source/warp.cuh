@@ -101,11 +101,7 @@ struct Warp {
         } else {
           load_matrices(b, along<C>(k_lane, 2 * kk) + j * 8 * C::ROW_BYTES);
         }
-#pragma unroll
-        for (int i = 0; i < C::MI; i++) {
-          mma<T>(s[i][j], a[i], b[0], b[1]);
-          mma<T>(s[i][j + 1], a[i], b[2], b[3]);
-        }
+        mma_columns<T>(s, a, b, j);
       }
     }
   }

@@ -113,11 +113,7 @@ struct AmpereBlock {
       for (int j = 0; j < C::UNITS; j += 2) {
         u32 b[4];
         load_matrices(b, (y ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
-#pragma unroll
-        for (int f = 0; f < C::FRAGMENTS; f++) {
-          mma<T>(c[f][j], a[f], b[0], b[1]);
-          mma<T>(c[f][j + 1], a[f], b[2], b[3]);
-        }
+        mma_columns<T>(c, a, b, j);
       }
     }
   }
@@ -127,11 +123,7 @@ struct AmpereBlock {
     for (int j = 0; j < C::OUT; j += 2) {
       u32 b[4];
       load_matrices_transposed(b, y ^ (j << 4));
-#pragma unroll
-      for (int f = 0; f < C::FRAGMENTS; f++) {
-        mma<T>(out[f][j], x[f], b[0], b[1]);
-        mma<T>(out[f][j + 1], x[f], b[2], b[3]);
-      }
+      mma_columns<T>(out, x, b, j);
     }
   }
   static __device__ __forceinline__ void fragments_of(u32 (&x)[C::FRAGMENTS][4], const float (&c)[C::FRAGMENTS][C::UNITS][4], int kk) {
@@ -162,30 +154,49 @@ struct AmpereBlock {
     const Chunk c = load_shared(memory + numbers + stage * C::STAT_BYTES + (lane & 3) * 16 + query * 4);
     x[0] = __int_as_float((int)c.x), x[1] = __int_as_float((int)c.y), x[2] = __int_as_float((int)c.z), x[3] = __int_as_float((int)c.w);
   }
-  // Turns scores into weights. The weight is zero where a query does not see a key. `query` is the first query, within the
-  // tile.
+  // Turns the scores of the i-th 16 queries into weights. The weight is zero where a query does not see a key. `first` is the
+  // query of the lane's first column.
   template <bool MASKED>
-  __device__ __forceinline__ void weigh(float (&s)[C::FRAGMENTS][C::UNITS][4], int stage, int query) const {
+  __device__ __forceinline__ void weigh(float (&s)[C::FRAGMENTS][C::UNITS][4], const float (&shift)[4], int i, int first) const {
+#pragma unroll
+    for (int f = 0; f < C::FRAGMENTS; f++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int key = key0 + warp_key + f * 16 + r * 8 + (lane >> 2);
+        const int low = key < p.seq_k ? key - p.above - first : C::QUERIES, high = key - p.below - first;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {  // the lane's columns are 0, 1, 8 and 9
+          float& x = s[f][2 * i + e / 2][2 * r + e % 2];
+          const int column = 16 * i + e / 2 * 8 + e % 2;
+          x = exp2_approx(fused(x, p.scale_log2, -shift[e]));
+          if (MASKED && (column < low || column > high)) x = 0.0f;
+        }
+      }
+  }
+  template <bool MASKED>
+  __device__ __forceinline__ void weigh_tile(float (&s)[C::FRAGMENTS][C::UNITS][4], int stage, int query) const {
     const int first = tile * C::QUERIES + query + 2 * (lane & 3);
 #pragma unroll
     for (int i = 0; i < C::DEPTH; i++) {
       float shift[4];
       load_four(shift, C::SHIFT, stage, query + 16 * i);
-#pragma unroll
-      for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const int key = key0 + warp_key + f * 16 + r * 8 + (lane >> 2);
-          const int low = key < p.seq_k ? key - p.above - first : C::QUERIES, high = key - p.below - first;
-#pragma unroll
-          for (int e = 0; e < 4; e++) {  // the lane's columns are 0, 1, 8 and 9
-            float& x = s[f][2 * i + e / 2][2 * r + e % 2];
-            const int column = 16 * i + e / 2 * 8 + e % 2;
-            x = exp2_approx(fused(x, p.scale_log2, -shift[e]));
-            if (MASKED && (column < low || column > high)) x = 0.0f;
-          }
-        }
+      weigh<MASKED>(s, shift, i, first);
     }
+  }
+  // Sums of dP of the i-th 16 queries start at -delta; with the weights they end as dS.
+  static __device__ __forceinline__ void start(float (&d)[C::FRAGMENTS][C::UNITS][4], const float (&delta)[4], int i) {
+#pragma unroll
+    for (int f = 0; f < C::FRAGMENTS; f++)
+#pragma unroll
+      for (int e = 0; e < 8; e++) d[f][2 * i + e / 4][e % 4] = -delta[e / 4 * 2 + e % 2];
+  }
+  static __device__ __forceinline__ void end(float (&d)[C::FRAGMENTS][C::UNITS][4], const float (&s)[C::FRAGMENTS][C::UNITS][4]) {
+#pragma unroll
+    for (int f = 0; f < C::FRAGMENTS; f++)
+#pragma unroll
+      for (int j = 0; j < C::UNITS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) d[f][j][i] *= s[f][j][i];
   }
   __device__ __forceinline__ bool is_open() const {
     const int query0 = tile * C::QUERIES, last = key0 + C::KEYS - 1;
@@ -196,33 +207,20 @@ struct AmpereBlock {
   __device__ __forceinline__ void score(float (&s)[C::FRAGMENTS][C::UNITS][4], float (&d)[C::FRAGMENTS][C::UNITS][4], int stage,
                                         int query, bool masked) const {
     const u32 y = swizzled<C>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1) + stage * C::Q_BYTES + query * C::ROW_BYTES;
-#pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < C::UNITS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) s[f][j][i] = 0.0f;
+    clear_columns(s);
     multiply<C::K>(s, memory + C::Q + y);
     if (masked)
-      weigh<true>(s, stage, query);
+      weigh_tile<true>(s, stage, query);
     else
-      weigh<false>(s, stage, query);
+      weigh_tile<false>(s, stage, query);
 #pragma unroll
     for (int i = 0; i < C::DEPTH; i++) {
       float delta[4];
       load_four(delta, C::DELTA, stage, query + 16 * i);
-#pragma unroll
-      for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-        for (int e = 0; e < 8; e++) d[f][2 * i + e / 4][e % 4] = -delta[e / 4 * 2 + e % 2];
+      start(d, delta, i);
     }
     multiply<C::V, C::VALUE>(d, memory + C::DOUT + y);
-#pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < C::UNITS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) d[f][j][i] *= s[f][j][i];
+    end(d, s);
   }
   // Processes a tile of queries with this warp's keys. dS goes to shared memory, and so does P where warps share keys; else dV
   // and dK are summed here.
@@ -275,12 +273,7 @@ struct AmpereBlock {
   // Computes this warp's share of dQ = dS K for a tile of queries, and adds it to the sums.
   __device__ __forceinline__ void add_dq(u32 slopes, int of_head, int of_tile) const {
     float c[Sums::FRAGMENTS][Sums::UNITS][4];
-#pragma unroll
-    for (int f = 0; f < Sums::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < Sums::UNITS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[f][j][i] = 0.0f;
+    clear_columns(c);
     const u32 x = slopes + (slope_at((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1) ^ (Sums::row(warp) / 8 << 4));
     const u32 y = memory + C::K + (swizzled<C>(lane & 15, lane >> 4) ^ (Sums::column(warp) / 8 << 4));
 #pragma unroll
@@ -292,11 +285,7 @@ struct AmpereBlock {
       for (int j = 0; j < Sums::UNITS; j += 2) {
         u32 b[4];
         load_matrices_transposed(b, (y ^ (j << 4)) + kk * 16 * C::ROW_BYTES);
-#pragma unroll
-        for (int f = 0; f < Sums::FRAGMENTS; f++) {
-          mma<T>(c[f][j], a[f], b[0], b[1]);
-          mma<T>(c[f][j + 1], a[f], b[2], b[3]);
-        }
+        mma_columns<T>(c, a, b, j);
       }
     }
     const i64 item = (i64)(batch * (int)p.heads.divisor + of_head) * p.query_tiles + of_tile;
@@ -369,12 +358,8 @@ struct AmpereBlock {
     const int last_key = min(key0 + C::KEYS, p.seq_k) - 1;
     const int begin = max(key0 - p.above, 0), end = min(last_key - p.below + 1, p.seq_q);
     first_tile = next_tile = begin / C::QUERIES, end_tile = (end + C::QUERIES - 1) / C::QUERIES;
-#pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < C::OUT; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) dk[f][j][i] = dv[f][j][i] = 0.0f;
+    clear_columns(dk);
+    clear_columns(dv);
     return end > begin;
   }
 };

@@ -39,7 +39,7 @@ struct TuringBlock : AmpereBlock<C> {
   using Base::p, Base::memory, Base::lane, Base::warp, Base::warp_key, Base::warp_query, Base::batch, Base::kv_head;
   using Base::first_head, Base::first_tile, Base::end_tile, Base::head, Base::tile, Base::key0;
   using Base::dk, Base::dv;
-  u32 v[C::FRAGMENTS][C::D / 16][4];
+  u32 v[C::D / 16][C::FRAGMENTS][4];
   Chunk next_q[ROWS], next_dout[ROWS];
 
   // Each of these computes its place again, because registers are full in the main loop.
@@ -91,7 +91,7 @@ struct TuringBlock : AmpereBlock<C> {
 #pragma unroll
     for (int f = 0; f < C::FRAGMENTS; f++)
 #pragma unroll
-      for (int kk = 0; kk < C::D / 16; kk++) load_matrices(v[f][kk], (x ^ (kk << 5)) + f * 16 * C::ROW_BYTES);
+      for (int kk = 0; kk < C::D / 16; kk++) load_matrices(v[kk][f], (x ^ (kk << 5)) + f * 16 * C::ROW_BYTES);
     sync_block();  // all have their rows of V
     store_rows(C::K, k_rows);
   }
@@ -107,24 +107,10 @@ struct TuringBlock : AmpereBlock<C> {
     }
   }
   template <bool MASKED>
-  __device__ __forceinline__ void weigh(Scores& s, const float (&shift)[C::DEPTH][4], int query) const {
+  __device__ __forceinline__ void weigh_tile(Scores& s, const float (&shift)[C::DEPTH][4], int query) const {
     const int first = tile * C::QUERIES + query + 2 * (lane & 3);
 #pragma unroll
-    for (int i = 0; i < C::DEPTH; i++)
-#pragma unroll
-      for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const int key = key0 + warp_key + f * 16 + r * 8 + (lane >> 2);
-          const int low = key < p.seq_k ? key - p.above - first : C::QUERIES, high = key - p.below - first;
-#pragma unroll
-          for (int e = 0; e < 4; e++) {  // the lane's columns are 0, 1, 8 and 9
-            float& x = s[f][2 * i + e / 2][2 * r + e % 2];
-            const int column = 16 * i + e / 2 * 8 + e % 2;
-            x = exp2_approx(fused(x, p.scale_log2, -shift[i][e]));
-            if (MASKED && (column < low || column > high)) x = 0.0f;
-          }
-        }
+    for (int i = 0; i < C::DEPTH; i++) Base::template weigh<MASKED>(s, shift[i], i, first);
   }
   // d += V dO^T, for the warp's rows of V. y is this lane's address in dO.
   __device__ __forceinline__ void multiply_values(Scores& d, u32 y) const {
@@ -134,11 +120,7 @@ struct TuringBlock : AmpereBlock<C> {
       for (int j = 0; j < C::UNITS; j += 2) {
         u32 b[4];
         load_matrices(b, (y ^ (kk << 5)) + j * 8 * C::ROW_BYTES);
-#pragma unroll
-        for (int f = 0; f < C::FRAGMENTS; f++) {
-          mma<T>(d[f][j], v[f][kk], b[0], b[1]);
-          mma<T>(d[f][j + 1], v[f][kk], b[2], b[3]);
-        }
+        mma_columns<T>(d, v[kk], b, j);
       }
   }
   // Computes weights and slopes of the warp's keys for `PART` queries. The sums of dP start at -delta.
@@ -147,30 +129,16 @@ struct TuringBlock : AmpereBlock<C> {
     float shift[C::DEPTH][4], delta[C::DEPTH][4];
     load_numbers(shift, p.shift, query);
     load_numbers(delta, p.delta, query);
-#pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < C::UNITS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) s[f][j][i] = 0.0f;
+    clear_columns(s);
     Base::template multiply<C::K>(s, y + C::Q);
     if (Base::is_open())
-      weigh<false>(s, shift, query);
+      weigh_tile<false>(s, shift, query);
     else
-      weigh<true>(s, shift, query);
+      weigh_tile<true>(s, shift, query);
 #pragma unroll
-    for (int i = 0; i < C::DEPTH; i++)
-#pragma unroll
-      for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-        for (int e = 0; e < 8; e++) d[f][2 * i + e / 4][e % 4] = -delta[i][e / 4 * 2 + e % 2];
+    for (int i = 0; i < C::DEPTH; i++) Base::start(d, delta[i], i);
     multiply_values(d, y + C::DOUT);
-#pragma unroll
-    for (int f = 0; f < C::FRAGMENTS; f++)
-#pragma unroll
-      for (int j = 0; j < C::UNITS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) d[f][j][i] *= s[f][j][i];
+    Base::end(d, s);
   }
   // Processes a tile of queries with this warp's keys. dS goes to shared memory, and so does P where warps share keys; else dV
   // and dK are summed here.
