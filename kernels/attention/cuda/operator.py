@@ -21,7 +21,7 @@ from kernels.attention.cuda.calls.binding import bind_attention, bind_call
 from kernels.attention.cuda.calls.direct import differentiable_by
 from kernels.attention.cuda.calls.gradients import register_gradients as register_gradients
 from kernels.attention.cuda.calls.native_plans import Native
-from kernels.attention.cuda.calls.quick import Answer, Options, Quick, lse_shape
+from kernels.attention.cuda.calls.quick import Answer, Options, Quick, empty_sums
 from kernels.attention.cuda.calls.registered import as_operator, register_operators
 from kernels.attention.cuda.plan import inputs
 from kernels.attention.cuda.plan.posing import NEEDS_SEED, Window, dropout_of, output_like, softcap_of, window_of
@@ -141,6 +141,6 @@ def call_engine(tensors: tuple[torch.Tensor, ...], options: Options, engine: Eng
     q, out = given["q"], given.pop("out", None)
     if out is None:
         out = output_like(q, given["v"])
-    lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device) if options.return_lse else None
+    lse = empty_sums(q, paged=options.paged) if options.return_lse else None
     bind_call(given, out, lse, options, Buffers.now(engine))()
     return out if lse is None else (out, lse)

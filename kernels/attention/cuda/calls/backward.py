@@ -100,9 +100,10 @@ def bind_backward(
     ):
         if x.shape != like.shape or x.dtype != like.dtype or x.device != like.device:
             raise ValueError(f"{name} must be {tuple(like.shape)} {like.dtype} on {like.device}")
+    sums = lse_shape(q, paged=False)
     for name, x in (("lse", lse), ("dlse", dlse)):
-        if x is not None and (x.shape != lse_shape(q, options) or x.dtype != torch.float32 or not x.is_contiguous()):
-            raise ValueError(f"{name} must be contiguous float32 {tuple(lse_shape(q, options))}")
+        if x is not None and (x.shape != sums or x.dtype != torch.float32 or not x.is_contiguous()):
+            raise ValueError(f"{name} must be contiguous float32 {sums}")
     buffers = Buffers.now(terms.engine or engine_of(q.device))
     forward = problem_for(tensors, out, options)
     kept = (*read.values(), *gradients)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.attention.cuda.calls.quick import Options
+from kernels.attention.cuda.calls.quick import Options, lse_shape
 from kernels.attention.cuda.errors import Unsupported
 from kernels.attention.cuda.plan import inputs
 from kernels.attention.cuda.plan.planning import Problem, check_kind, plan_problem, scale_of
@@ -117,7 +117,7 @@ def bind_attention(
     check_tensors(tensors, out, terms)
     mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
     problem = problem_of(q, k, v, out, mask=attn_mask, shaping=terms.shaping, **mask_options)  # type: ignore[arg-type]
-    return bind_problem(problem, tensors, out, terms, q.shape[:3])
+    return bind_problem(problem, tensors, out, terms)
 
 
 def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms) -> None:
@@ -129,14 +129,13 @@ def check_tensors(given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: T
         raise Unsupported(f"the CUDA kernel needs tensors on a {wanted.upper()} device, not on {q.device}")
 
 
-def bind_problem(
-    problem: Problem, given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms, lse_shape: torch.Size
-) -> Bound:
+def bind_problem(problem: Problem, given: Mapping[str, torch.Tensor], out: torch.Tensor, terms: Terms) -> Bound:
     """The problem's way, bound to the tensors that pose it, which it keeps alive."""
     q, lse, buffers = given["q"], terms.lse, terms.buffers_for(given["q"].device)
     if lse is not None:
-        if lse.shape != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
-            raise ValueError(f"lse must be contiguous float32 {tuple(lse_shape)} on the device of q")
+        sums = lse_shape(q, paged=problem.pages is not None)
+        if lse.shape != sums or lse.dtype != torch.float32 or not lse.is_contiguous() or lse.device != q.device:
+            raise ValueError(f"lse must be contiguous float32 {sums} on the device of q")
         buffers.lse = lse.data_ptr()
     scale = scale_of(terms.scale, problem.head_dim)
     if not problem.has_keys:
@@ -208,7 +207,7 @@ def bind_varlen(  # noqa: PLR0913 - the tensors of a call
     mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
     mask_options |= {"shaping": terms.shaping}
     problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
-    return bind_problem(problem, tensors, out, terms, torch.Size((q.shape[1], q.shape[0])))
+    return bind_problem(problem, tensors, out, terms)
 
 
 def bind_paged(  # noqa: PLR0913 - the tensors of a call
@@ -238,8 +237,7 @@ def bind_paged(  # noqa: PLR0913 - the tensors of a call
     mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
     mask_options |= {"shaping": terms.shaping}
     problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
-    sums = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return bind_problem(problem, tensors, out, terms, torch.Size(sums))
+    return bind_problem(problem, tensors, out, terms)
 
 
 def bind_call(

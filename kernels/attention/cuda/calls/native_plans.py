@@ -20,7 +20,7 @@ from kernels.attention.cuda.calls.binding import bind_call
 from kernels.attention.cuda.calls.gradients import Three
 from kernels.attention.cuda.calls.likeness import key_of
 from kernels.attention.cuda.calls.moving import ADDRESSED, Answer, Movable, arguments_of
-from kernels.attention.cuda.calls.quick import QKV, Options, lse_shape
+from kernels.attention.cuda.calls.quick import QKV, Options, empty_sums
 from kernels.attention.cuda.calls.registered import sides_window, window_sides
 from kernels.attention.cuda.run.driver import TensorMap, cuda_driver
 from kernels.attention.cuda.run.engine import Engine
@@ -190,7 +190,7 @@ class Native:
             return None
         with torch.no_grad():
             out = torch.empty_like(q)
-            lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device)
+            lse = empty_sums(q, paged=options.paged)
             given, asked = dict(zip(options.names, tensors, strict=True)), options._replace(return_lse=True)
             bound = bind_call(given, out, lse, asked, buffers)
             call_words = forward_words(bound, {**given, "out": out, "lse": lse})

@@ -23,7 +23,7 @@ from kernels.attention.cuda.plan.posing import Window, output_like
 from kernels.attention.cuda.run.engine import Engine
 from kernels.attention.cuda.run.launching import Bound, Buffers
 
-__all__ = ["Answer", "Options", "Quick", "lse_shape"]
+__all__ = ["Answer", "Options", "Quick", "empty_sums", "lse_shape"]
 
 MOST_RECENT = 8
 """How many plans of a set of options are tried one after the other; further ones are in a table."""
@@ -244,7 +244,7 @@ class Quick:
         q, out = given["q"], given.pop("out", None)
         if out is None:
             out = output_like(q, given["v"])
-        lse = torch.empty(lse_shape(q, options), dtype=torch.float32, device=q.device) if options.return_lse else None
+        lse = empty_sums(q, paged=options.paged) if options.return_lse else None
         bound = self.bind(given, out, lse, options, buffers)
         bound()
         of_one_launch = buffers.capturing and buffers.has_state
@@ -266,11 +266,17 @@ def recent_key(options: Options) -> tuple[object, ...]:
     return options[:4] if options.names == QKV and options.window is None and not shaped else options
 
 
-def lse_shape(q: torch.Tensor, options: Options) -> tuple[int, ...]:
-    """The shape of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed."""
-    if options.paged and q.dim() == 4:
-        return q.shape[0], q.shape[2], q.shape[1]
-    return tuple(q.shape[:3]) if options.longest is None else (q.shape[1], q.shape[0])
+def empty_sums(q: torch.Tensor, *, paged: bool) -> torch.Tensor:
+    """Memory for the log-sum-exps of a call."""
+    return torch.empty(lse_shape(q, paged=paged), dtype=torch.float32, device=q.device)
+
+
+def lse_shape(q: torch.Tensor, *, paged: bool) -> tuple[int, ...]:
+    """The shape of the log-sum-exp: [B, H, S_q], or [H, total_q] where sequences are packed. With keys in pages, q is
+    [B, S_q, H, D]."""
+    if q.dim() == 3:
+        return q.shape[1], q.shape[0]
+    return (q.shape[0], q.shape[2], q.shape[1]) if paged else tuple(q.shape[:3])
 
 
 listening: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)

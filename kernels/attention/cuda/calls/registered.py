@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels.attention.cuda.calls.quick import PAGED, QKV, Answer, Options
+from kernels.attention.cuda.calls.quick import PAGED, QKV, Answer, Options, empty_sums
 from kernels.attention.cuda.plan import inputs
 from kernels.attention.cuda.plan.posing import check_rank, check_shapes, output_like
 from kernels.attention.cuda.plan.posing_paged import check_paged_shapes
@@ -158,40 +158,15 @@ def register_operators(compute: Compute) -> None:
     rest."""
     for name, kernel in kernels_of(compute).items():
         library.impl(name, kernel, "CUDA")
-        torch.library.register_fake(f"spotbench::{name}", output_shapes(SUMS[name]), lib=library)
+        torch.library.register_fake(f"spotbench::{name}", output_shapes(name == "attention_paged"), lib=library)
     library.impl("attention_paged", without_gradient, "Autograd")
 
 
-def padded_sums(q: torch.Tensor) -> tuple[int, ...]:
-    return tuple(q.shape[:3])
-
-
-def packed_sums(q: torch.Tensor) -> tuple[int, ...]:
-    return (q.shape[1], q.shape[0])
-
-
-def paged_sums(q: torch.Tensor) -> tuple[int, ...]:
-    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else packed_sums(q)
-
-
-def shaped_sums(q: torch.Tensor) -> tuple[int, ...]:
-    return padded_sums(q) if q.dim() == 4 else packed_sums(q)
-
-
-SUMS = {
-    "attention": padded_sums,
-    "attention_varlen": packed_sums,
-    "attention_paged": paged_sums,
-    "attention_shaped": shaped_sums,
-}
-"""The shapes of the operators' log-sum-exps, by that of Q."""
-
-
-def output_shapes(sums: Callable[[torch.Tensor], tuple[int, ...]]) -> Callable[..., Pair]:
+def output_shapes(paged: bool) -> Callable[..., Pair]:
     """Empty tensors like those that an operator returns, for the compiler's tracing and for meta tensors."""
 
     def fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Pair:
         del k, rest
-        return output_like(q, v), torch.empty(sums(q), dtype=torch.float32, device=q.device)
+        return output_like(q, v), empty_sums(q, paged=paged)
 
     return fake
