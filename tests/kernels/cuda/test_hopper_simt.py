@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.attention.cuda.ways.hopper_kernels import NARROW_SHAPES, SHAPES, HopperKernel, Shape
-from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single_shape
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from tests.kernels.cuda.compiled import WITH_COMPILER
 from tests.kernels.cuda.hopper_cases import Case, Tensors, attend, complaint, draw
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, HopperProgram, Schedule, compile_hopper
@@ -43,8 +43,8 @@ ALONE = GroupKernel("bfloat16", 64, True, GroupShape(1, 1, 128, 1))
 SHARED_KEYS = GroupKernel("float16", 64, True, GroupShape(1, 2, 64, 4))
 FOUR_SHARERS = GroupKernel("bfloat16", 128, False, GroupShape(1, 4, 64, 4))
 ROWS = GroupKernel("float16", 128, True, GroupShape(2, 1, 64, 4))
-SINGLE = GroupKernel("bfloat16", 64, False, single_shape(1, 2, 128, 4))
-LONG = GroupKernel("bfloat16", 64, True, single_shape(2, 1, 128, 4))
+SINGLE = GroupKernel("bfloat16", 64, False, GroupShape(1, 2, 128, 4, ahead=False))
+LONG = GroupKernel("bfloat16", 64, True, GroupShape(2, 1, 128, 4, ahead=False))
 DEPENDENT = GroupKernel("float16", 64, False, GroupShape(1, 2, 64, 2), dependent=True)
 FEW_KEYS = (ALONE, SHARED_KEYS, FOUR_SHARERS, ROWS, SINGLE, LONG, DEPENDENT)
 SCHEDULES = (Schedule(), WAITING, RELEASING, SHUFFLED)

@@ -15,7 +15,7 @@ import torch
 from kernels.attention.cuda.backward.few import FewBackwardKernel
 from kernels.attention.cuda.backward.kernels import HopperBackwardKernel, Order
 from kernels.attention.cuda.ways.hopper_kernels import HopperKernel, Shape
-from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape, single_shape
+from kernels.attention.cuda.ways.small_hopper import GroupKernel, GroupShape
 from tests.kernels.cuda.backward90_runner import (
     Backward90,
     around,
@@ -317,7 +317,7 @@ def test_a_mistake_in_the_order_of_the_forward_pass_is_found(
 FEW = (
     GroupKernel("float16", 128, False, GroupShape(1, 4, 64, 4)),
     GroupKernel("bfloat16", 64, True, GroupShape(2, 1, 64, 2)),
-    GroupKernel("bfloat16", 64, False, single_shape(1, 2, 128, 4)),
+    GroupKernel("bfloat16", 64, False, GroupShape(1, 2, 128, 4, ahead=False)),
 )
 FEW_MISTAKES = (
     Mutant(

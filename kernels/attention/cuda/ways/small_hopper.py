@@ -70,47 +70,25 @@ class GroupShape:
         return tiles + exchange if tiles + exchange <= OWN_PLACE_BYTES else max(tiles, exchange)
 
 
-def single_shape(row_groups: int, key_groups: int, keys: int, blocks: int, cluster: int = 1) -> GroupShape:
-    return GroupShape(row_groups, key_groups, keys, blocks, cluster, ahead=False)
-
-
-GROUP_SHAPES: dict[int, tuple[GroupShape, ...]] = {
+GROUP_NUMBERS: dict[int, tuple[tuple[int, int, int, int, int, bool], ...]] = {
     64: (
-        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
-        *(GroupShape(1, 2, 128, 2), GroupShape(1, 4, 64, 4), GroupShape(1, 2, 64, 4), GroupShape(2, 1, 128, 2)),
-        *(
-            GroupShape(1, 2, 128, 2, 2),
-            GroupShape(1, 2, 128, 2, 4),
-            GroupShape(2, 1, 64, 4),
-            GroupShape(2, 1, 64, 4, 2),
-        ),
-        *(GroupShape(1, 2, 128, 4), GroupShape(1, 2, 64, 8), single_shape(1, 2, 128, 4), GroupShape(1, 4, 128, 4)),
-        *(
-            GroupShape(1, 2, 128, 4, 2),
-            GroupShape(1, 2, 128, 4, 4),
-            GroupShape(1, 2, 128, 4, 8),
-            single_shape(1, 2, 128, 4, 4),
-        ),
-        *(GroupShape(1, 2, 64, 8, 2), GroupShape(1, 2, 64, 8, 4), GroupShape(1, 4, 128, 4, 4)),
-        *(
-            GroupShape(2, 1, 64, 8),
-            single_shape(2, 1, 128, 4),
-            single_shape(2, 1, 128, 4, 2),
-            single_shape(2, 1, 128, 4, 4),
-        ),
+        (1, 1, 128, 1, 1, True), (1, 2, 64, 2, 1, True), (1, 2, 128, 2, 1, True), (1, 4, 64, 4, 1, True),
+        (1, 2, 64, 4, 1, True), (2, 1, 128, 2, 1, True), (1, 2, 128, 2, 2, True), (1, 2, 128, 2, 4, True),
+        (2, 1, 64, 4, 1, True), (2, 1, 64, 4, 2, True), (1, 2, 128, 4, 1, True), (1, 2, 64, 8, 1, True),
+        (1, 2, 128, 4, 1, False), (1, 4, 128, 4, 1, True), (1, 2, 128, 4, 2, True), (1, 2, 128, 4, 4, True),
+        (1, 2, 128, 4, 8, True), (1, 2, 128, 4, 4, False), (1, 2, 64, 8, 2, True), (1, 2, 64, 8, 4, True),
+        (1, 4, 128, 4, 4, True), (2, 1, 64, 8, 1, True), (2, 1, 128, 4, 1, False), (2, 1, 128, 4, 2, False),
+        (2, 1, 128, 4, 4, False),
     ),
     128: (
-        *(GroupShape(1, 1, 128, 1), GroupShape(1, 2, 64, 2)),
-        *(GroupShape(1, 2, 128, 2), GroupShape(1, 2, 64, 4), GroupShape(1, 4, 64, 4), GroupShape(2, 1, 64, 4)),
-        *(
-            GroupShape(1, 2, 128, 2, 2),
-            GroupShape(1, 2, 64, 4, 2),
-            GroupShape(1, 2, 64, 4, 4),
-            GroupShape(2, 1, 64, 4, 2),
-        ),
+        (1, 1, 128, 1, 1, True), (1, 2, 64, 2, 1, True), (1, 2, 128, 2, 1, True), (1, 2, 64, 4, 1, True),
+        (1, 4, 64, 4, 1, True), (2, 1, 64, 4, 1, True), (1, 2, 128, 2, 2, True), (1, 2, 64, 4, 2, True),
+        (1, 2, 64, 4, 4, True), (2, 1, 64, 4, 2, True),
     ),
-}
-"""The shapes by padded head dimension. Measurements decide between the shapes that fit a problem."""
+}  # fmt: skip
+"""The fields of each shape in their order, by padded head dimension."""
+GROUP_SHAPES = {size: tuple(GroupShape(*shape) for shape in shapes) for size, shapes in GROUP_NUMBERS.items()}
+"""The same as shapes. Measurements decide between those that fit a problem."""
 
 
 @dataclass(frozen=True)
