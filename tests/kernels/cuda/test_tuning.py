@@ -6,13 +6,14 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.attention.cuda.campaign import tune
-from kernels.attention.cuda.campaign.cells import Cell, as_row, from_row, select_cells
+from kernels.attention.cuda.campaign.cells import Cell, select_cells
 from kernels.attention.cuda.campaign.race import (
     REFERENCE,
     STAGES,
@@ -92,7 +93,7 @@ def test_each_call_of_a_race_is_on_the_next_inputs_in_its_scope_before_its_rest(
 
 
 def test_a_cell_survives_being_written_down_and_words_choose_cells_by_name() -> None:
-    assert all(from_row(as_row(one)) == one for one in tune.tuning_cells())
+    assert all(Cell(**asdict(one)) == one for one in tune.tuning_cells())
     found = select_cells(tune.tuning_cells(), "bf16 d128 causal")
     assert found
     assert all(one.dtype == "bfloat16" and one.head_dim == 128 and one.causal for one in found)

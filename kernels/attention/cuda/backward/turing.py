@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernels.attention.cuda.backward.ampere import (
-    AmpereBackward,
-    SummingShape,
-    rows_refusal,
-    ways_of,
-)
+from kernels.attention.cuda.backward.ampere import AmpereBackward, SummingShape, rows_refusal, ways_of
 from kernels.attention.cuda.backward.plan import BackwardProblem, plain_refusal
 from kernels.attention.cuda.plan.planning import ELEMENT_BYTES, Machine
 from kernels.attention.cuda.plan.variants import padded_head_dim

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from kernels.attention.cuda.plan.variants import SHORT
 
 BF16, FP16 = "bfloat16", "float16"
 HEAD_DIMS, MASKS = (64, 128), (False, True)
@@ -38,31 +38,15 @@ class Cell:
         return 2 * self.batch * rows * self.head_dim
 
     @property
-    def mask(self) -> str:
-        return "causal" if self.causal else "full"
-
-    @property
-    def short_dtype(self) -> str:
-        return {BF16: "bf16", FP16: "fp16"}[self.dtype]
-
-    @property
     def name(self) -> str:
         """The name of the cell, e.g. `main bf16 b4 h16 q1024 k1024 d128 causal`; `h64/8` if K and V have fewer heads
         than Q."""
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}/{self.kv_heads}"
         sizes = f"b{self.batch} {heads} q{self.seq_q} k{self.seq_k} d{self.head_dim}"
-        return f"{self.group} {self.short_dtype} {sizes} {self.mask}"
+        return f"{self.group} {SHORT[self.dtype]} {sizes} {'causal' if self.causal else 'full'}"
 
 
 def select_cells(cells: Iterable[Cell], wanted: str) -> list[Cell]:
     """Return the cells whose names contain all words of `wanted`, which are separated by spaces."""
     wanted_words = wanted.split()
     return [cell for cell in cells if set(wanted_words) <= set(cell.name.split())]
-
-
-def as_row(cell: Cell) -> dict[str, Any]:
-    return dataclasses.asdict(cell)
-
-
-def from_row(row: dict[str, Any]) -> Cell:
-    return Cell(**row)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kernels.attention.cuda.campaign.cells import Cell, as_row, from_row
+from kernels.attention.cuda.campaign.cells import Cell
 from kernels.attention.cuda.ways.tuned import Choice, Key
 from kernels.harness.timers import Timer
 from kernels.harness.turns import Contender
@@ -39,7 +39,10 @@ def geometric_scores(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> di
     names = [name for name in samples if name != REFERENCE]
     middle = {name: [statistics.median(samples[name][regime]) for regime in REGIMES] for name in names}
     best = [min(middle[name][i] for name in names) for i in range(len(REGIMES))]
-    return {name: geometric_mean([us / least for us, least in zip(middle[name], best, strict=True)]) for name in names}
+    return {
+        name: statistics.geometric_mean([us / least for us, least in zip(middle[name], best, strict=True)])
+        for name in names
+    }
 
 
 def rank_ways(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[float, str]]:
@@ -105,11 +108,6 @@ def race_ways(
     return samples
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive numbers. There must be at least one."""
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def read_races(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of recorded races, gzipped or not. Reading ends at the first line that is not JSON: a
     process that was killed may leave such a last line."""
@@ -134,7 +132,7 @@ def row_of(cell: Cell, samples: Samples, absent: Mapping[str, str], at: str) -> 
         name: {regime: [round(us, DIGITS) for us in values] for regime, values in by_regime.items()}
         for name, by_regime in samples.items()
     }
-    return {"kind": "race", "cell": as_row(cell), "times_us": times, "absent": dict(absent), "at": at}
+    return {"kind": "race", "cell": asdict(cell), "times_us": times, "absent": dict(absent), "at": at}
 
 
 def final_times(row: Mapping[str, Any]) -> Samples:
@@ -154,7 +152,7 @@ def race_choice(row: Mapping[str, Any]) -> Choice:
     behind |= {name: score / last[winner] - 1 for name, score in last.items()}  # more samples, so more exact
     us = {regime: round(statistics.median(row["times_us"][winner][regime]), 2) for regime in REGIMES}
     margins = {name: round(max(0.0, value), 4) for name, value in sorted(behind.items()) if name != winner}
-    return Choice(key_of(from_row(row["cell"])), winner, margins, us, row["at"])
+    return Choice(key_of(Cell(**row["cell"])), winner, margins, us, row["at"])
 
 
 def key_of(cell: Cell) -> Key:

@@ -25,16 +25,7 @@ from typing import Any
 import torch
 
 from kernels.attention.baseline import Sdpa
-from kernels.attention.cuda.campaign.cells import (
-    BF16,
-    DECODE_LENGTHS,
-    FP16,
-    HEAD_DIMS,
-    MASKS,
-    Cell,
-    from_row,
-    select_cells,
-)
+from kernels.attention.cuda.campaign.cells import BF16, DECODE_LENGTHS, FP16, HEAD_DIMS, MASKS, Cell, select_cells
 from kernels.attention.cuda.campaign.host import say_line
 from kernels.attention.cuda.campaign.race import (
     REFERENCE,
@@ -109,10 +100,6 @@ def pose_problem(engine: Engine, cell: Cell, tensors: Tensors) -> tuple[Problem,
     return problem, list_ways(problem, engine.machine)
 
 
-def bind_way(engine: Engine, cell: Cell, problem: Problem, way: Way, tensors: Sequence[torch.Tensor]) -> Bound:
-    return Bound.of(way, problem, cell.head_dim**-0.5, Buffers.now(engine), tensors)
-
-
 def build_everything(engine: Engine, wanted: Sequence[Cell]) -> dict[str, str]:
     """Compile and load every kernel of every way of every cell. Return the kernels that do not build, by name, with the
     reason."""
@@ -170,7 +157,8 @@ def field_of(engine: Engine, cell: Cell) -> tuple[dict[str, Contender], dict[str
             for own in sets:
                 tensors = (*own, torch.full_like(q, math.nan))
                 problem = problem_of(*tensors, causal=cell.causal, alignment="top-left")
-                calls.append((bind_way(engine, cell, problem, way, tensors), tensors[3]))
+                call = Bound.of(way, problem, cell.head_dim**-0.5, Buffers.now(engine), tensors)
+                calls.append((call, tensors[3]))
             calls[0][0]()
             torch.cuda.synchronize()
         except (BuildFailed, Unavailable, CudaError) as exc:
@@ -190,7 +178,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     vs = " ".join(
         f"{regime} {made.us[regime]:.1f}us {x:.3f}x" for regime, x in against_reference(row, made.way).items()
     )
-    cell = from_row(row["cell"])
+    cell = Cell(**row["cell"])
     rate = f"{cell.flops / made.us['graph'] / 1e6:.0f}"
     wrong = "".join(f" | {name} {why}" for name, why in row["absent"].items())
     return f"{cell.name[5:]}: {made.way} {rate} {vs} | +{made.margin:.1%} {made.second}{wrong}"
