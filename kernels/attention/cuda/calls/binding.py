@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,6 +61,12 @@ class Terms:
         given |= {"dropout_seed": self.dropout_seed}
         return {name: x for name, x in given.items() if x is not None}
 
+    @property
+    def mask_options(self) -> dict[str, Any]:
+        """What a row sees, by the names of the functions that pose problems."""
+        shaping = self.shaping
+        return {"causal": self.causal, "alignment": self.causal_alignment, "window": self.window, "shaping": shaping}
+
     def buffers_for(self, device: torch.device) -> Buffers:
         return self.buffers or Buffers.now(self.engine or engine_of(device))
 
@@ -115,8 +121,7 @@ def bind_attention(
     tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"attn_mask": attn_mask})
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    problem = problem_of(q, k, v, out, mask=attn_mask, shaping=terms.shaping, **mask_options)  # type: ignore[arg-type]
+    problem = problem_of(q, k, v, out, mask=attn_mask, **terms.mask_options)
     return bind_problem(problem, tensors, out, terms)
 
 
@@ -204,9 +209,7 @@ def bind_varlen(  # noqa: PLR0913 - the tensors of a call
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    mask_options |= {"shaping": terms.shaping}
-    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
+    problem = varlen_problem_of(q, k, v, out, *starts, max_seqlen_q, max_seqlen_k, **terms.mask_options)
     return bind_problem(problem, tensors, out, terms)
 
 
@@ -234,9 +237,7 @@ def bind_paged(  # noqa: PLR0913 - the tensors of a call
     tensors |= {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q}
     tensors |= terms.shaping_tensors
     check_tensors(tensors, out, terms)
-    mask_options = {"causal": terms.causal, "alignment": terms.causal_alignment, "window": terms.window}
-    mask_options |= {"shaping": terms.shaping}
-    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **mask_options)  # type: ignore[arg-type]
+    problem = paged_problem_of(q, k_cache, v_cache, out, tensors, max_seqlen_q, max_seqlen_k, **terms.mask_options)
     return bind_problem(problem, tensors, out, terms)
 
 

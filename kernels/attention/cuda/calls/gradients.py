@@ -184,46 +184,30 @@ def kernels_of(compute: Backward) -> dict[str, Callable[..., Three]]:
     }
 
 
-def gradient_shapes(
-    dout: Tensor,
-    dlse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *rest: Any,
-) -> Three:
-    """What a backward operator returns, without its contents."""
-    del dout, dlse, out, lse, rest
+def gradient_shapes(*given: Any) -> Three:
+    """What a backward operator returns, without its contents: q, k and v follow dout, dlse, out and lse."""
+    q, k, v = given[4:7]
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def shape_of_sinks(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sinks: Tensor, starts: Tensor | None
-) -> Tensor:
+def shape_of_sinks(*given: Any) -> Tensor:
     """What the gradient of sinks is like."""
-    del dout, dlse, out, lse, starts
-    return torch.empty_like(sinks)
+    return torch.empty_like(given[4])
 
 
-def shape_of_bias(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *given: Any) -> Tensor:
+def shape_of_bias(*given: Any) -> Tensor:
     """What the gradient of a mask is like."""
-    del dout, dlse, out, lse
-    return torch.empty_like(given[3], memory_format=torch.contiguous_format)
+    return torch.empty_like(given[7], memory_format=torch.contiguous_format)
 
 
 def register_gradients(compute: Backward, sinks: Callable[..., Tensor], bias: Callable[..., Tensor]) -> None:
     """Registers the gradients of the operators with autograd, and their kernels with the dispatcher."""
     for name in NAMES:
         library.impl(name, differentiable_function(name), "Autograd")
-    for name, kernel in kernels_of(compute).items():
+    kernels: list[tuple[str, Callable[..., Any], Callable[..., Any]]]
+    kernels = [(name, kernel, gradient_shapes) for name, kernel in kernels_of(compute).items()]
+    kernels += [("attention_sinks_backward", sinks, shape_of_sinks), ("attention_bias_backward", bias, shape_of_bias)]
+    for name, kernel, shapes in kernels:
         library.impl(name, kernel, "CUDA")
         library.impl(name, once_differentiable(name), "Autograd")
-        torch.library.register_fake(f"spotbench::{name}", gradient_shapes, lib=library)
-    library.impl("attention_sinks_backward", sinks, "CUDA")
-    library.impl("attention_sinks_backward", once_differentiable("attention_sinks_backward"), "Autograd")
-    torch.library.register_fake("spotbench::attention_sinks_backward", shape_of_sinks, lib=library)
-    library.impl("attention_bias_backward", bias, "CUDA")
-    library.impl("attention_bias_backward", once_differentiable("attention_bias_backward"), "Autograd")
-    torch.library.register_fake("spotbench::attention_bias_backward", shape_of_bias, lib=library)
+        torch.library.register_fake(f"spotbench::{name}", shapes, lib=library)
