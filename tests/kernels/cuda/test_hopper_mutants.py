@@ -106,8 +106,10 @@ SCORES_END = (
     "    if (n == tile.first) release(barriers.q_empty());\n"
 )
 OUTPUT_END = (
-    "    warpgroup_wait<0>();\n    settled(out);\n    release(barriers.v_empty(place.stage));\n    pack_weights();\n"
+    "    warpgroup_wait<0>();\n    if constexpr (C::FLOAT8)\n      settled(part);\n    else\n      settled(out);\n"
+    "    release(barriers.v_empty(stage));\n"
 )
+STEP_END = "    end_output(place.stage);\n    pack_weights();\n"
 K_EMPTY = "        barrier_wait(barriers.k_empty(place.stage), place.parity);\n"
 Q_EMPTY = "          barrier_wait(barriers.q_empty(), q_parity);\n"
 EXPECTED = "    barrier_arrive_expecting(full, C::SHARERS * CHUNKS * C::KV_CHUNK_BYTES);\n"
@@ -137,9 +139,9 @@ MUTANTS = mutants(
     ("no_wait_for_an_empty_k", ("one arrival too many", *OVERWRITTEN), without(K_EMPTY)),
     ("no_wait_for_an_empty_q", OVERWRITTEN, (Q_EMPTY + Q_COPY, Q_COPY)),
     ("k_released_while_it_is_read", OVERWRITTEN, lines(FIRST_SCORES_END, 2, 0, 1)),
-    ("v_released_while_it_is_read", OVERWRITTEN, lines(OUTPUT_END, 2, 0, 1, 3)),
+    ("v_released_while_it_is_read", OVERWRITTEN, lines(OUTPUT_END, 5, 0, 1, 2, 3, 4)),
     ("q_released_before_its_last_read", OVERWRITTEN, lines(SCORES_END, 3, 0, 1, 2)),
-    ("weights_overwritten_while_they_are_read", WRONG, lines(OUTPUT_END, 3, 0, 1, 2)),
+    ("weights_overwritten_while_they_are_read", WRONG, lines(STEP_END, 1, 0)),
     (
         "scores_used_before_they_are_there",
         ("accumulators are used while a product is under way",),
@@ -176,7 +178,7 @@ MUTANTS = mutants(
     (
         "groups_of_eight_rows_in_the_wrong_place",
         WRONG,
-        ("const u32 rows = 16 * C::CHUNK_ROW_BYTES / UNITS", "const u32 rows = 8 * C::CHUNK_ROW_BYTES / UNITS"),
+        ("step * (16 * C::CHUNK_ROW_BYTES / UNITS)", "step * (8 * C::CHUNK_ROW_BYTES / UNITS)"),
     ),
 )
 
@@ -208,7 +210,7 @@ NARROW_MUTANTS = mutants(
     (
         "a_v_as_wide_as_k_copied",
         (*OVERWRITTEN, *WRONG, "access outside shared memory"),
-        ("copy_tile<C::VALUE_CHUNKS>(v_tiles", "copy_tile<C::CHUNKS>(v_tiles"),
+        ("copy_tile<C::VALUE_CHUNKS>(to, v,", "copy_tile<C::CHUNKS>(to, v,"),
     ),
     (
         "stages_of_v_where_those_of_k_would_be",

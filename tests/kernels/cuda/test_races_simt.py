@@ -266,7 +266,7 @@ ARRIVES_AFTER = "if (lane == 0) barrier_arrive_after(empty, read);"
 FORWARD_MISTAKES = tuple(
     Mutant(name, (found,), (edit,), kernel)
     for name, found, edit, kernel in (
-        ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 2, 0, 1, 3), FORWARD[1]),
+        ("v_given_back_while_it_is_read", RACE, lines(OUTPUT_END, 5, 0, 1, 2, 3, 4), FORWARD[1]),
         ("a_slot_that_every_lane_reads", RACE, ("uniform(lane == 0 ? *tile_slot : 0)", "*tile_slot"), FORWARD[1]),
         ("a_mask_given_back_without_its_fence", STILL_TO_READ, without(FENCES), FORWARD[-2]),
         ("a_mask_given_back_before_it_is_read", RACE, (READ_MASK, PASSED_MASK), FORWARD[-1]),
