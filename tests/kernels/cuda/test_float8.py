@@ -153,7 +153,7 @@ def refusal(change: dict[str, torch.Tensor | float]) -> str:
 def test_what_keys_of_eight_bits_cannot_be_is_refused_in_words() -> None:
     wide = draw_float8(torch.float16, 1, 2, 4, 1, 64, 120)
     half = torch.zeros(1, 2, 64, 128, dtype=torch.float16)
-    assert "need v_scale" in refusal({"v_scale": None})  # type: ignore[dict-item]
+    assert "v_scale is missing" in refusal({"v_scale": None})  # type: ignore[dict-item]
     assert "float32 [2]" in refusal({"k_scale": torch.ones(3)})
     assert "are for float8" in refusal({"k": half, "v": half})
     assert "must have one dtype" in refusal({"v": half})

@@ -22,7 +22,7 @@ from kernels.attention.cuda.plan.posing import Shaping, output_like, problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, SOURCE, Combine, Entry
 from kernels.attention.cuda.ways.decode import FLOAT8_TILES, DecodeKernel
 from kernels.attention.cuda.ways.dispatch import choose_way
-from kernels.attention.cuda.ways.float8 import Float8Way, TransposeValues, Widened, WidenQueries
+from kernels.attention.cuda.ways.float8 import Float8Way, TransposeValues, WidenQueries, WidenThenDecode
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.exactly import assert_agree, beside_sinks, exact, limits
@@ -107,7 +107,7 @@ programs = program_with_stub(compile_all)
 def answer(
     programs: Programs,
     call: Call,
-    way: Float8Way | Widened,
+    way: Float8Way | WidenThenDecode,
     scratch: Path,
     schedule: Schedule = SHUFFLED,
     *,
@@ -123,7 +123,7 @@ def answer(
     tensors = [*(x.view(torch.uint8) for x in (call.q, call.k, call.v)), *call.scales, out, lse, *buffers.memory]
     tensors += [] if call.sinks is None else [call.sinks]
     plain: Program = programs["plain"]
-    if isinstance(way, Widened):
+    if isinstance(way, WidenThenDecode):
         plain.run(steps, tensors, scratch)
     else:
         plain.run(steps[:1], tensors, scratch)
@@ -207,7 +207,7 @@ def test_a_widened_q_is_exact_and_decoded_on_any_chip(
     programs: Programs, tmp_path: Path, head_dim: int, group: int, seq_q: int
 ) -> None:
     call = draw_call(2, 2, group, seq_q, 300, head_dim, causal=True, alignment="bottom-right")
-    got = answer(programs, call, Widened(machine(chip="turing")), tmp_path)
+    got = answer(programs, call, WidenThenDecode(machine(chip="turing")), tmp_path)
     assert_agree(*got, *call.wanted())
 
 
@@ -218,7 +218,7 @@ def test_every_byte_of_q_means_what_pytorch_says(programs: Programs, tmp_path: P
     k = torch.zeros(1, 1, 1, 64)
     k[..., 0] = 1.0
     call = Call(q.view(FLOAT8), k.to(FLOAT8), k.to(FLOAT8), (torch.ones(1),) * 3)
-    for way in (Float8Way(machine()), Widened(machine(chip="turing"))):
+    for way in (Float8Way(machine()), WidenThenDecode(machine(chip="turing"))):
         _, lse = answer(programs, call, way, tmp_path)
         assert torch.allclose(lse[0, 0], call.q[0, 0, :, 0].float() / 8, equal_nan=True, atol=1e-5), way.name
 
@@ -322,12 +322,12 @@ def test_which_way_is_chosen_and_what_a_q_of_eight_bits_cannot_be() -> None:
         return str(caught.value)
 
     wide = call.q.to(torch.bfloat16)
-    assert "a q of float8_e4m3fn need q_scale, float32 [2]" in refusal(q_scale=None)
+    assert "q_scale is missing, float32 [2]" in refusal(q_scale=None)
     assert "q_scale must be contiguous float32 [2]" in refusal(q_scale=torch.ones(8))
     assert "q_scale is for a q of float8_e4m3fn, not of torch.bfloat16" in refusal(q=wide)
     assert "must have one dtype" in refusal(k=call.k.to(torch.bfloat16), v=call.v.to(torch.bfloat16))
     assert "out must be" in refusal(out=torch.empty(call.q.shape))
-    assert "no shaped scores" in refusal(softcap=2.0)
+    assert "no shaped scores, and are not multiplied: pages" in refusal(softcap=2.0)
 
 
 def test_the_compiler_sees_an_output_of_sixteen_bits() -> None:

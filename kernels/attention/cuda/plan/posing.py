@@ -64,8 +64,10 @@ class Shaping:
             return None
         for name, x in scales.items():
             if x is None:
-                what = "a q" if name == "q_scale" else "keys and values"
-                raise ValueError(f"{what} of float8_e4m3fn need {name}, float32 [{kv_heads}]: one for each head of K")
+                what = "elements of q" if name == "q_scale" else "keys and values"
+                raise ValueError(
+                    f"{name} is missing, float32 [{kv_heads}]: what {what} of float8_e4m3fn are multiplied by"
+                )
             if x.shape != (kv_heads,) or x.dtype != torch.float32 or not x.is_contiguous() or x.device != q.device:
                 raise ValueError(
                     f"{name} must be contiguous float32 [{kv_heads}] on {q.device}, one for each head of K, not "

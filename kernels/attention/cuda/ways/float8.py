@@ -107,7 +107,7 @@ def step_before(kernel: TransposeValues | WidenQueries, parameters: Parameters, 
 
 
 @dataclass(frozen=True, slots=True)
-class Widened:
+class WidenThenDecode:
     """Decoding of a Q of eight bits, which a launch before it widens."""
 
     machine: Machine
@@ -158,15 +158,15 @@ def float8_ways(problem: Problem, machine: Machine) -> list[Way]:
     Few queries are decoded, because that reads K and V once for a group of heads.
     """
     check_kind(problem, machine)
-    of_hopper: list[Way] = []
-    if problem.float8 and problem.float8.q_scale and float8_refusal(problem, machine) is None:
-        of_hopper = [Float8Way(machine)]
+    has_q = problem.float8 is not None and bool(problem.float8.q_scale)
+    refusal = float8_refusal(problem, machine) if has_q else "Q has sixteen"
+    of_hopper: list[Way] = [] if refusal else [Float8Way(machine)]
     reason = why_not_decode(problem)
-    if reason and not of_hopper:
-        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}")
+    if reason and refusal:
+        by_products = f", and are not multiplied: {refusal}" if has_q else ""
+        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}{by_products}")
     decoding: list[Way] = []
     if not reason:
-        widens = problem.float8 is not None and problem.float8.q_scale
-        decoding = [Widened(machine) if widens else Decode(plan_decode(problem, machine))]
+        decoding = [WidenThenDecode(machine) if has_q else Decode(plan_decode(problem, machine))]
     few = problem.seq_q * problem.group <= FEW_ROWS
     return [*decoding, *of_hopper] if few else [*of_hopper, *decoding]
