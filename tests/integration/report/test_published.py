@@ -143,10 +143,15 @@ WANTED = ("spotbench", "payload_sha256", "git_commit")
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_published_run_on_a_gpu_proves_its_samples_and_says_where_it_is_from(folder: Path) -> None:
-    """A run from a checkout has no payload; then README.md says so."""
+    """A run from a checkout has no payload, and one whose time ended may lack CUPTI's: then README.md says so."""
     readme = " ".join((RESULTS / "README.md").read_text().split())
     from_checkout = f"`{folder.name}` was measured from a checkout of" in readme
-    assert wrong_with(folder) == ["environment.json has no payload_sha256"] * from_checkout
+    without_cupti = f"`{folder.name}` has no `cupti.csv`" in readme
+    assert without_cupti != (folder / "cupti.csv").exists()
+    assert wrong_with(folder) == [
+        *["environment.json has no payload_sha256"] * from_checkout,
+        *["CUPTI was not asked"] * without_cupti,
+    ]
 
 
 PUBLISHED = {

@@ -22,7 +22,7 @@ from orchestrator.core.doctor.here import parse_release
 
 ROOT = Path(__file__).resolve().parents[3]
 F200, B200 = "h200-20261124-forward", "h200-20261126-backward"
-PRESETS, WIDE = "h200-20261128-presets", "h100-20261128-wide"
+PRESETS, H100_PRESETS, WIDE = "h200-20261128-presets", "h100-20261128-presets", "h100-20261128-wide"
 F100, B100, AGAIN = "h100-20261123-forward", "h100-20261123-backward", "h100-20261124-forward"
 
 TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
@@ -35,8 +35,8 @@ OTHERS = {
     "flex": "FlexAttention",
 }
 PRESET_CASES = {
-    "Llama 3.1": "b1-h64-",
-    "DeepSeek-V3": "b1-h128-",
+    "Llama 3.1": "b1-h64-.*-bfloat16",
+    "DeepSeek-V3": "b1-h128-.*-bfloat16",
     "gpt-oss without sinks": r"b2-h64-.*-w1024-bfloat16",
     "gpt-oss with sinks": r"b2-h64-.*-w1024-sinks-bfloat16",
 }
@@ -47,6 +47,12 @@ COUNTED = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"}
 def rows(folder: str, file: str) -> tuple[dict[str, str], ...]:
     with (ROOT / "results" / folder / file).open() as lines:
         return tuple(csv.DictReader(lines))
+
+
+def measured(folder: str) -> set[tuple[str, str, str]]:
+    """(implementation, case, why it was skipped) of each row of the measurements."""
+    with gzip.open(ROOT / "results" / folder / "measurements.csv.gz", "rt") as lines:
+        return {(row["implementation"], row["case_id"], row["skipped"]) for row in csv.DictReader(lines)}
 
 
 def against(folder: str, baseline: str, regime: str) -> list[dict[str, str]]:
@@ -200,25 +206,66 @@ def of_backward() -> Iterator[str]:
     )
 
 
-def of_presets() -> Iterator[str]:
-    """The least and the greatest ratio in graphs: some cases have too few blocks for an interval, so no mean is given."""
+def span_of(folder: str, rival: str, cases: str) -> str:
+    """The least and the greatest ratio in graphs of the cases whose ids match; empty if none has one."""
+    each = [ratio for case_id, ratio in by_case(folder, rival, "graph").items() if re.match(cases, case_id)]
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(each), max(each)))) if each else ""
+
+
+def words_of_presets(folder: str) -> Iterator[str]:
+    """The spans of each preset: some cases have too few blocks for an interval, so no mean is given."""
     for preset, cases in PRESET_CASES.items():
-        for direction, ending in (("forward", "bfloat16$"), ("backward", "bfloat16-backward$")):
-            spans = []
-            for rival, name in OTHERS.items():
-                each = [ratio for case_id, ratio in by_case(PRESETS, rival, "graph").items() if re.match(cases, case_id)
-                        and re.search(ending, case_id)]  # fmt: skip
-                spans += [f"{min(each):.2f} to {max(each):.2f} ({name})"] if each else []
-            yield f"{preset}, {direction}: {', '.join(spans)}"
-    with gzip.open(ROOT / "results" / PRESETS / "measurements.csv.gz", "rt") as lines:
-        skipped = {(row["implementation"], row["case_id"], row["skipped"]) for row in csv.DictReader(lines)}
-    ((case_id, reason),) = {(case_id, why) for name, case_id, why in skipped if name == "bench" and why}
+        for direction, ending in (("forward", "$"), ("backward", "-backward$")):
+            spans = {name: span_of(folder, rival, cases + ending) for rival, name in OTHERS.items()}
+            yield f"{preset}, {direction}: {', '.join(f'{span} ({name})' for name, span in spans.items() if span)}"
+
+
+def words_of_cupti(folder: str) -> str:
+    each, burst, graph = (clocks((folder,), regime) for regime in ("", "burst", "graph"))
+    return (
+        f"CUPTI agrees within 2 % in {each.within(0.02)} of {len(each.pairs)} comparisons (worst {burst.worst} in "
+        f"burst, {graph.worst} in graphs)"
+    )
+
+
+def of_presets() -> Iterator[str]:
+    yield from words_of_presets(PRESETS)
+    ((case_id, reason),) = {(case_id, why) for name, case_id, why in measured(PRESETS) if name == "bench" and why}
     assert case_id == "b2-h64-kv8-q2048-k2048-d64-causal-w1024-sinks-bfloat16"
     yield f"In one of the 46 cases, gpt-oss with sinks, forward, of 2,048 tokens, `bench` was wrong: {reason}"
-    own = [clocks((PRESETS,), regime) for regime in ("", "burst", "graph")]
+    yield words_of_cupti(PRESETS)
+
+
+def of_presets_on_an_h100() -> Iterator[str]:
+    """The same of a later payload: which cases are missing, and how many have few blocks."""
+    yield from words_of_presets(H100_PRESETS)
+    burst, graph = (by_case(H100_PRESETS, "cudnn-frontend", regime) for regime in ("burst", "graph"))
+    every = {case_id for _, case_id, _ in measured(PRESETS)}
+    assert burst.keys() == graph.keys() == {case_id for _, case_id, _ in measured(H100_PRESETS)}
+    assert every - graph.keys() == {
+        f"b2-h64-kv8-q{tokens}-k{tokens}-d64-causal-w1024-sinks-bfloat16-backward" for tokens in (4096, 8192, 16384, 32768)
+    }  # fmt: skip
+    yield f"{len(graph)} of the {len(every)} cases are there"
+    blocks = [
+        {row["case_id"]: int(row["blocks"]) for row in against(H100_PRESETS, "cudnn-frontend", regime)}
+        for regime in ("burst", "graph")
+    ]
+    counts = [sorted(each[case_id] for each in blocks) for case_id in graph]
     yield (
-        f"CUPTI agrees within 2 % in {own[0].within(0.02)} of {len(own[0].pairs)} comparisons (worst {own[1].worst} in "
-        f"burst, {own[2].worst} in graphs)"
+        f"{sum(most < 5 for _, most in counts)} cases have fewer than five blocks ({sum(most == 2 for _, most in counts)} "
+        f"have two in each regime), {sum(least < 5 <= most for least, most in counts)} more have so few in one regime"
+    )
+    odd = "b1-h64-kv8-q8192-k8192-d128-causal-bfloat16-backward"
+    assert min(graph, key=lambda case_id: burst[case_id] / graph[case_id]) == odd
+    others = [burst[case_id] / graph[case_id] - 1 for case_id in graph if case_id != odd]
+    yield (
+        f"burst the ratios over `cudnn-frontend` are between {-100 * min(others):.0f} % less and "
+        f"{100 * max(others):.0f} % more, but in one case"
+    )
+    yield (
+        f"Llama's causal gradients of 8,192 tokens, of two blocks: {burst[odd]:.2f} (`cudnn-frontend`) and "
+        f"{by_case(H100_PRESETS, FA4, 'burst')[odd]:.2f} (flash-attn-4) in burst, {graph[odd]:.2f} and "
+        f"{by_case(H100_PRESETS, FA4, 'graph')[odd]:.2f} in graphs"
     )
 
 
@@ -233,15 +280,8 @@ WIDE_CASES = {
 def of_wide() -> Iterator[str]:
     """The same of wide heads, over cuDNN."""
     for what, cases in WIDE_CASES.items():
-        each = [
-            ratio for case_id, ratio in by_case(WIDE, "cudnn-frontend", "graph").items() if re.match(cases, case_id)
-        ]
-        yield f"{what}: " + " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(each), max(each))))
-    own = [clocks((WIDE,), regime) for regime in ("", "burst", "graph")]
-    yield (
-        f"CUPTI agrees within 2 % in {own[0].within(0.02)} of {len(own[0].pairs)} comparisons (worst {own[1].worst} in "
-        f"burst, {own[2].worst} in graphs)"
-    )
+        yield f"{what}: {span_of(WIDE, 'cudnn-frontend', cases)}"
+    yield words_of_cupti(WIDE)
 
 
 def of_clocks() -> Iterator[str]:
@@ -286,7 +326,7 @@ def of_the_repeat() -> Iterator[str]:
 
 def of_software() -> Iterator[str]:
     """What was compared, and that a run of today compares with newer baselines."""
-    folders = (F200, B200, PRESETS, F100, B100, AGAIN)
+    folders = (F200, B200, PRESETS, H100_PRESETS, WIDE, F100, B100, AGAIN)
     environments = [json.loads((ROOT / "results" / folder / "environment.json").read_text()) for folder in folders]
     ((torch, cudnn),) = {(one["torch"].partition("+")[0], one["cudnn"]) for one in environments}
     today = Environment().torch
@@ -309,7 +349,10 @@ def flowing(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("told", [of_forward, of_backward, of_presets, of_wide, of_clocks, of_the_repeat, of_software])
+FIGURES = (of_forward, of_backward, of_presets, of_presets_on_an_h100, of_wide, of_clocks, of_the_repeat)
+
+
+@pytest.mark.parametrize("told", [*FIGURES, of_software])
 def test_what_is_said_of_published_folders_is_what_their_files_say(told: Callable[[], Iterator[str]]) -> None:
     text = flowing((ROOT / "results" / "README.md").read_text())
     assert [words for words in told() if words not in text] == []
@@ -320,7 +363,7 @@ def test_no_other_figure_with_a_decimal_point_stands_in_the_sentences() -> None:
     text = (ROOT / "results" / "README.md").read_text().partition("## What was wrong here")[0]
     text = re.sub(r"<!-- bench:begin (\S+) -->.*?<!-- bench:end \1 -->", "", text, flags=re.DOTALL)
     text = flowing("\n".join(line for line in text.splitlines() if not line.startswith("|")))
-    for words in (*of_forward(), *of_backward(), *of_presets(), *of_wide(), *of_clocks(), *of_the_repeat()):
+    for words in (words for sentences in FIGURES for words in sentences()):
         text = text.replace(words, "")
     assert re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", text) == []
 
@@ -470,6 +513,36 @@ def test_what_the_backward_page_says_of_flash_attn_4_is_what_was_reached() -> No
     assert f"The mean is {mean_g} in graphs and {mean_b} in burst" in text
     worst = f"The worst ratio is {min(graph.each):.3f} in graphs, which misses the goal, and "
     assert f"{worst}{min(burst.each):.3f}" in text
+
+
+def test_what_other_pages_say_of_the_presets_on_an_h100_is_what_their_files_say() -> None:
+    board, page, log = (
+        flowing((ROOT / path).read_text())
+        for path in ("kernels/attention/cuda/BOARD.md", "kernels/attention/cuda/BACKWARD.md", "CHANGELOG.md")
+    )
+    llama, deepseek, window, sinks = PRESET_CASES.values()
+
+    def span(cases: str, rival: str = "cudnn-frontend") -> str:
+        return span_of(H100_PRESETS, rival, cases)
+
+    causal, full = (span(f"b1-h64-.*-{mask}-bfloat16-backward$") for mask in ("causal", "full"))
+    back = {cases: span(cases + "-backward$") for cases in (llama, window, sinks, deepseek)}
+    fa4 = {cases: span(cases + "-backward$", FA4) for cases in (window, sinks)}
+    assert f"{causal} times cuDNN's speed, causal, and {full} without a mask (H100†" in board
+    assert f"{span(window + '$')} times cuDNN's speed in gpt-oss' preset (H100†" in board
+    assert f"up to D = 128: {back[window]} times cuDNN's speed in gpt-oss' preset (H100†)" in board
+    assert f"in the same launch, {span(sinks + '$')} times cuDNN's speed in gpt-oss' preset (H100†)" in board
+    assert f"{back[sinks]} times cuDNN's speed in gpt-oss' preset of 2,048 tokens, and {fa4[sinks]} of" in board
+    assert f"{span(deepseek + '$')} in DeepSeek-V3's preset (H100†)" in board
+    assert f"{back[deepseek]} of cuDNN's speed in DeepSeek-V3's preset of 128 heads (H100†)" in board
+    assert f"{causal} times as fast as cuDNN's by `cudnn-frontend` with a causal mask and {full} without" in page
+    assert f"{back[window]} times as fast as cuDNN's by `cudnn-frontend` and {fa4[window]} times" in page
+    assert f"of 2,048 tokens alone, {back[sinks]} and {fa4[sinks]} times" in page
+    assert f"forward {span('.*-bfloat16$')} times as fast as cuDNN by `cudnn-frontend`, sinks included" in log
+    assert (
+        f"backward {back[llama]} times in Llama's preset, {back[window]} in gpt-oss', {back[sinks]} with sinks "
+        f"(2,048 tokens alone), and {back[deepseek]} in DeepSeek-V3's"
+    ) in log
 
 
 @pytest.mark.parametrize("folder", [F200, B200, F100, B100])
