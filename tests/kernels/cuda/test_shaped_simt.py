@@ -19,7 +19,7 @@ from kernels.attention.cuda.backward.plan import BackwardProblem, Gradients, Pai
 from kernels.attention.cuda.calls.backward import Sinks
 from kernels.attention.cuda.plan.planning import Machine, Problem
 from kernels.attention.cuda.plan.posing import Shaping, problem_of, tensor_layout
-from kernels.attention.cuda.plan.variants import CHIPS, Combine, SinksKernel, wide_padded
+from kernels.attention.cuda.plan.variants import CHIPS, WIDE_HEAD_DIMS, Combine, SinksKernel, wide_padded
 from kernels.attention.cuda.ways.general import General, plan_general
 from kernels.attention.cuda.ways.portable import WithSinks
 from tests.kernels.cuda.compiled import WITH_COMPILER
@@ -90,7 +90,8 @@ def backward(tmp_path_factory: pytest.TempPathFactory) -> Program:
         options = {"vector": vector, "mask": mask, "shaped": shaped or size > 256}
         pair = [pair_kernel(HOPPER, dtype, size, keys=keys, **options) for keys in (True, False)]  # type: ignore[arg-type]
         entries += map(dropping_pair_kernel, pair) if drops else pair
-        entries += [PrepareKernel(dtype, wide_padded(value_width), vector, False), SinksBackwardKernel(dtype, vector)]
+        entries += [PrepareKernel(dtype, wide_padded(value_width), vector, False)]
+        entries += [SinksBackwardKernel(dtype, wide_padded(value_width), vector)]
     made, folder = list(dict.fromkeys(entries)), tmp_path_factory.mktemp("shaped")
     return compile_program(made, 800, folder, parameters="DroppingBackwardParams")  # type: ignore[arg-type]
 
@@ -124,6 +125,34 @@ def test_their_gradients_agree_with_float64_and_have_the_same_bits(
     for one, again, (of, right) in zip(*made, exact.items(), strict=True):
         assert torch.equal(one, again)
         assert relative(one, right) <= ERROR[case.dtype], of
+
+
+@pytest.fixture(scope="module")
+def sums_of_rows(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    kernels = [SinksBackwardKernel("float16", size, vector) for size in WIDE_HEAD_DIMS[:-1] for vector in (True, False)]
+    return compile_program(kernels, 800, tmp_path_factory.mktemp("sinks"), parameters="BackwardParams")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    ("width", "rows"), [(64, 1300), (40, 515), (128, 700), (37, 1), (256, 200), (512, 150), (300, 33)]
+)
+def test_the_gradient_of_sinks_has_each_row_once_however_many_there_are(
+    sums_of_rows: Program, tmp_path: Path, width: int, rows: int, packed: bool
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    shape = (rows, 2, width) if packed else (2, 2, rows, width)
+    out, dout = (torch.randn(shape, generator=generator).half() for _ in range(2))
+    lse = torch.randn((2, rows) if packed else shape[:3], generator=generator)
+    sinks, made = torch.tensor([0.3, -math.inf]), torch.full((2,), math.nan)
+    starts = torch.tensor([0, rows // 3, rows], dtype=torch.int32) if packed else None
+    step = Sinks.of(dout, None, out, lse, sinks, starts, made).step
+    sums_of_rows.run([step], [out, dout, lse, sinks, made, *([starts] if packed else [])], tmp_path)  # type: ignore[list-item]
+    products = (out.double() * dout.double()).sum(-1)
+    products = products.T if packed else products
+    weights = (sinks.double()[:, None] - lse.double()).exp()
+    want = -(weights * products).sum(-1) if packed else -(weights * products).sum((0, 2))
+    assert torch.allclose(made.double(), want, rtol=1e-4, atol=1e-3 * float(products.norm()))
 
 
 def test_a_widened_problem_is_refused_by_name_where_a_block_cannot_hold_it() -> None:

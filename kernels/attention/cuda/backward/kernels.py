@@ -203,9 +203,10 @@ class PairKernel:
 
 @dataclass(frozen=True, slots=True)
 class SinksBackwardKernel:
-    """The kernel for the gradient of sinks: a block for each head of Q."""
+    """The kernel for the gradient of sinks: a block for each head of Q. `head_dim` is that of V, padded."""
 
     dtype: str
+    head_dim: int
     vector: bool
 
     threads = 1024
@@ -213,11 +214,11 @@ class SinksBackwardKernel:
 
     @property
     def name(self) -> str:
-        return f"backward_sinks_{SHORT[self.dtype]}_{'vector' if self.vector else 'scalar'}"
+        return f"backward_sinks_{SHORT[self.dtype]}_d{self.head_dim}_{'vector' if self.vector else 'scalar'}"
 
     @property
     def source(self) -> str:
-        config = f"{C_TYPE[self.dtype]}, {cpp_flag(self.vector)}"
+        config = f"{C_TYPE[self.dtype]}, {self.head_dim}, {cpp_flag(self.vector)}"
         return entry_point("prepare", self.name, self.threads, f"backward_sinks<Sinks<{config}>>")
 
 
@@ -333,7 +334,7 @@ def every_backward_kernel(chip: Chip) -> Iterator[PairKernel | PrepareKernel]:
 def every_shaped_backward_kernel(chip: Chip) -> Iterator[PairKernel | SinksBackwardKernel]:
     """The kernels for shaped scores that fit a chip."""
     for dtype, vector in itertools.product(chip.dtypes, (True, False)):
-        yield SinksBackwardKernel(dtype, vector)
+        yield from (SinksBackwardKernel(dtype, size, vector) for size in WIDE_HEAD_DIMS[:-1])
         for size, keys, mask in itertools.product(WIDE_HEAD_DIMS[:-1], (True, False), (None, "bool", dtype, "float32")):
             kernel = pair_kernel(chip, dtype, size, keys=keys, vector=vector, mask=mask, shaped=True)
             if kernel.shared_bytes <= chip.shared_bytes_per_block:

@@ -24,6 +24,7 @@ from kernels.attention.cuda.plan.posing import (
     tensor_layout,
     varlen_problem_of,
 )
+from kernels.attention.cuda.plan.variants import wide_padded
 from kernels.attention.cuda.run.driver import cuda_driver
 from kernels.attention.cuda.run.engine import Engine, engine_of
 from kernels.attention.cuda.run.launching import Bound, Buffers, Step
@@ -242,5 +243,5 @@ class Sinks:
             value_dim=out.shape[-1],
         )
         vector = out.shape[-1] % 8 == 0 and all(one.is_vector for one in at.values())
-        kernel = SinksBackwardKernel(DTYPE_NAMES[out.dtype], vector)
+        kernel = SinksBackwardKernel(DTYPE_NAMES[out.dtype], wide_padded(out.shape[-1]), vector)
         return cls(Step(kernel, (heads, 1, 1), (parameters,)), (dout, dlse, out, lse, sinks, starts, made))

@@ -57,12 +57,14 @@ DEVICE void backward_prepare(const BackwardParams& p) {
 }
 
 // The gradient of the sinks: a sink's weight has no value, so its slope is what it takes from the row's others. One block for each
-// head of Q; its warps take every 32nd row and add in this order, so every run gives the same bits.
-template <class T_, bool VECTOR_>
+// head of Q. LANES lanes process a row, AT_ONCE rows after each other; each adds its rows in their order, and then all add in the
+// order of a tree, so every run gives the same bits.
+template <class T_, int D_, bool VECTOR_>
 struct Sinks {
   typedef T_ T;
   static constexpr bool VECTOR = VECTOR_;
-  static constexpr int WARPS = 32;
+  static constexpr int LANES = D_ / 8 < 32 ? D_ / 8 : 32, COLUMNS = LANES * 8, CHUNKS = (D_ + COLUMNS - 1) / COLUMNS;
+  static constexpr int WARPS = 32, ROWS = 32 / LANES, STEP = WARPS * ROWS, AT_ONCE = CHUNKS == 1 ? 4 : 2;
 };
 
 template <class C>
@@ -73,21 +75,35 @@ DEVICE void backward_sinks(const BackwardParams& p) {
   const float sink = p.sinks[head];
   float sum = 0.0f;
   for (int batch = 0; batch < p.all_heads / heads; batch++)
-    for (int row = first + warp; row < end; row += C::WARPS) {
-      const char* out = p.out + batch * p.at_out.batch + head * p.at_out.head + row * p.at_out.row;
-      const char* dout = p.dout + batch * p.at_dout.batch + head * p.at_dout.head + row * p.at_dout.row;
-      float product = 0.0f;
-      for (int column = lane * 8; column < p.value_dim; column += 256) {
-        const int valid = min(p.value_dim - column, 8);
-        product += dot<typename C::T>(load_chunk<C>(out + column * 2, valid), load_chunk<C>(dout + column * 2, valid));
+    for (int start = first + warp * C::ROWS; start < end; start += C::STEP * C::AT_ONCE) {
+      const int own = start + lane / C::LANES;
+      float product[C::AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < C::AT_ONCE; i++) {
+        const int row = own + i * C::STEP;
+        const char* out = p.out + batch * p.at_out.batch + head * p.at_out.head + row * p.at_out.row;
+        const char* dout = p.dout + batch * p.at_dout.batch + head * p.at_dout.head + row * p.at_dout.row;
+        product[i] = 0.0f;
+#pragma unroll
+        for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
+          const int column = chunk * C::COLUMNS + lane % C::LANES * 8, valid = row < end ? min(max(p.value_dim - column, 0), 8) : 0;
+          product[i] += dot<typename C::T>(load_chunk<C>(out + column * 2, valid), load_chunk<C>(dout + column * 2, valid));
+        }
       }
 #pragma unroll
-      for (int step = 16; step; step /= 2) product += shuffle_xor(product, step);
-      const i64 at = ((i64)batch * heads + head) * p.seq_q + row;
-      const float weight = sink == MINUS_INFINITY ? 0.0f : exp2_approx((sink - p.lse[at]) * 1.4426950408889634f);
-      sum -= weight * (product - (p.dlse ? p.dlse[at] : 0.0f));
+      for (int i = 0; i < C::AT_ONCE; i++) {
+#pragma unroll
+        for (int step = C::LANES / 2; step; step /= 2) product[i] += shuffle_xor(product[i], step);
+        const int row = own + i * C::STEP;
+        if (row >= end || lane % C::LANES) continue;
+        const i64 at = ((i64)batch * heads + head) * p.seq_q + row;
+        const float weight = sink == MINUS_INFINITY ? 0.0f : exp2_approx((sink - p.lse[at]) * 1.4426950408889634f);
+        sum -= weight * (product[i] - (p.dlse ? p.dlse[at] : 0.0f));
+      }
     }
   float* sums = (float*)memory;
+#pragma unroll
+  for (int step = 16; step; step /= 2) sum += shuffle_xor(sum, step);
   if (lane == 0) sums[warp] = sum;
   sync_block();
   sum = sums[lane];
