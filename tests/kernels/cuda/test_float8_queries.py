@@ -22,7 +22,7 @@ from kernels.attention.cuda.plan.posing import Shaping, output_like, problem_of
 from kernels.attention.cuda.plan.variants import CHIPS, SOURCE, Combine, Entry
 from kernels.attention.cuda.ways.decode import FLOAT8_TILES, DecodeKernel
 from kernels.attention.cuda.ways.dispatch import choose_way
-from kernels.attention.cuda.ways.float8 import Float8Way, TransposeValues, WidenQueries, WidenThenDecode
+from kernels.attention.cuda.ways.float8 import TRANSPOSE_VALUES, Float8Way, WidenThenDecode, widen_queries
 from kernels.attention.cuda.ways.hopper_kernels import HopperParameters
 from tests.kernels.cuda.compiled import WITH_COMPILER, Failed
 from tests.kernels.cuda.exactly import assert_agree, beside_sinks, exact, limits
@@ -96,7 +96,7 @@ def kernels() -> list[Entry]:
 
 def compile_all(folder: Path) -> dict[str, Any]:
     decode = [DecodeKernel("float16", width, FLOAT8_TILES["turing"][width], False, True) for width in (64, 128, 256)]
-    plain = [TransposeValues(), WidenQueries("float16"), *decode, Combine("float16")]
+    plain = [TRANSPOSE_VALUES, widen_queries("float16"), *decode, Combine("float16")]
     return {"hopper": compile_hopper(kernels(), "HopperParams", folder), "plain": compile_program(plain, 750, folder)}
 
 
@@ -247,7 +247,7 @@ def compile_mistake(folder: Path, mistake: str) -> dict[str, Any]:
     some = [kernel for kernel in kernels() if kernel.name.startswith("fa90_bf16_d64_full")]
     return {
         "hopper": compile_hopper(some, "HopperParams", folder, source=source),
-        "plain": compile_program([TransposeValues()], 750, folder, source=source),
+        "plain": compile_program([TRANSPOSE_VALUES], 750, folder, source=source),
     }
 
 
@@ -327,7 +327,7 @@ def test_which_way_is_chosen_and_what_a_q_of_eight_bits_cannot_be() -> None:
     assert "q_scale is for a q of float8_e4m3fn, not of torch.bfloat16" in refusal(q=wide)
     assert "must have one dtype" in refusal(k=call.k.to(torch.bfloat16), v=call.v.to(torch.bfloat16))
     assert "out must be" in refusal(out=torch.empty(call.q.shape))
-    assert "no shaped scores, and are not multiplied: pages" in refusal(softcap=2.0)
+    assert "no shaped scores) nor multiplied (pages" in refusal(softcap=2.0)
 
 
 def test_the_compiler_sees_an_output_of_sixteen_bits() -> None:

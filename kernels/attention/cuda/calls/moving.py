@@ -67,10 +67,10 @@ def runs_of(
                 return None
         elif kind is ctypes.c_void_p and name in ADDRESSED:
             index = ADDRESSED.index(name)
-            is_that = (value or 0) == addresses[index]
-            if value and not is_that and not any(value in part for part in owned):
+            is_of_tensor = (value or 0) == addresses[index]
+            if value and not is_of_tensor and not any(value in part for part in owned):
                 return None
-            if index not in present or not is_that:
+            if index not in present or not is_of_tensor:
                 continue
             if runs and runs[-1].last == index and runs[-1].offset + 8 * (index - runs[-1].first) == offset:
                 runs[-1].last += 1

@@ -37,7 +37,7 @@ DEVICE void attention_transpose_values(const AttentionParams& p) {
 // Q in 16 bits, contiguous [batch, head, row, column], every element exact; and the products of its scale and K's, by head of K.
 //
 // A thread takes four elements. Grid: as above.
-template <class T, int THREADS>
+template <int THREADS, class T>
 DEVICE void attention_widen_queries(const AttentionParams& p) {
   const int head = divide((int)blockIdx.x, p.row_tiles), batch = divide(head, p.heads), words = p.head_dim / 4;
   const int at = thread_of_head<THREADS>(p, head), row = at / words, word = at - row * words;

@@ -13,7 +13,7 @@ from kernels.attention.cuda.run.launching import Buffers, Step, Way
 from kernels.attention.cuda.ways.decode import FEW_ROWS, Decode, plan_decode
 from kernels.attention.cuda.ways.decode import why_not as why_not_decode
 from kernels.attention.cuda.ways.hopper import HopperWay, map_of, maps_describe, sizes_of
-from kernels.attention.cuda.ways.hopper_kernels import CHUNK_BYTES, FLOAT8_SHAPES, HopperKernel
+from kernels.attention.cuda.ways.hopper_kernels import CHUNK_BYTES, FLOAT8_SHAPES, FLOAT8_WIDTHS, HopperKernel
 from kernels.attention.cuda.ways.portable import parameters_but_launch
 
 THREADS, AT_ONCE = 256, 16
@@ -23,35 +23,31 @@ LEAST_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TransposeValues:
-    """The kernel that transposes V of eight bits."""
+class PreparingKernel:
+    """A kernel that makes of Q or V of eight bits what the next launch reads. `function` is one of
+    `source/float8.cuh`, a template of the number of threads and of `elements`, the type that it writes if there are
+    several."""
 
-    threads: int = THREADS
-    shared_bytes: int = 0
-    name: str = "transpose_values_float8"
-
-    @property
-    def source(self) -> str:
-        call = f"attention_transpose_values<{self.threads}>(p)"
-        return entry_point(self.name, self.threads, call, header="float8.cuh")
-
-
-@dataclass(frozen=True, slots=True)
-class WidenQueries:
-    """The kernel that makes 16 bits of a Q of eight."""
-
-    dtype: str
+    name: str
+    function: str
+    elements: str = ""
     threads: int = THREADS
     shared_bytes: int = 0
 
     @property
-    def name(self) -> str:
-        return f"widen_queries_{SHORT[self.dtype]}"
-
-    @property
     def source(self) -> str:
-        call = f"attention_widen_queries<{C_TYPE[self.dtype]}, {self.threads}>(p)"
-        return entry_point(self.name, self.threads, call, header="float8.cuh")
+        """The text of a translation unit with this kernel as its only entry point."""
+        arguments = f"{self.threads}, {self.elements}" if self.elements else str(self.threads)
+        return entry_point(self.name, self.threads, f"{self.function}<{arguments}>(p)", header="float8.cuh")
+
+
+TRANSPOSE_VALUES = PreparingKernel("transpose_values_float8", "attention_transpose_values")
+"""The kernel that transposes V."""
+
+
+def widen_queries(dtype: str) -> PreparingKernel:
+    """Return the kernel that makes a Q of this element type, which has 16 bits."""
+    return PreparingKernel(f"widen_queries_{SHORT[dtype]}", "attention_widen_queries", C_TYPE[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,8 @@ class Float8Way:
 
     def kernel(self, problem: Problem, has_sums: bool) -> HopperKernel:
         """The kernel: with a log-sum-exp if that is wanted, or needed for sinks."""
-        width, ones = next(width for width in FLOAT8_SHAPES if problem.head_dim <= width), not (has_sums or self.sinks)
-        limits, shape = (problem.causal, problem.window_offset is not None), FLOAT8_SHAPES[width][not ones]
+        width, ones = next(width for width in FLOAT8_WIDTHS if problem.head_dim <= width), not (has_sums or self.sinks)
+        limits, shape = (problem.causal, problem.window_offset is not None), FLOAT8_SHAPES[width, ones]
         return HopperKernel(problem.dtype, width, *limits, shape, sinks=self.sinks, float8=True, ones=ones)
 
     def steps(self, problem: Problem, scale: float, buffers: Buffers) -> list[Step]:
@@ -95,11 +91,11 @@ class Float8Way:
         values.tensor = TensorMap.SCRATCH
         maps = (map_of(problem, "q", kernel.shape.rows), map_of(problem, "k", kernel.shape.keys), values)
         blocks = min(parameters.tiles, self.machine.sm_count)
-        first = step_before(TransposeValues(), before, heads, keys // AT_ONCE * problem.width // 4)
+        first = preparing_step(TRANSPOSE_VALUES, before, heads, keys // AT_ONCE * problem.width // 4)
         return [first, Step(kernel, (blocks, 1, 1), (*maps, parameters))]
 
 
-def step_before(kernel: TransposeValues | WidenQueries, parameters: Parameters, heads: int, threads: int) -> Step:
+def preparing_step(kernel: PreparingKernel, parameters: Parameters, heads: int, threads: int) -> Step:
     """Return the launch of a kernel with so many threads for each head."""
     blocks = -(-threads // THREADS)
     parameters.row_tiles = Divisor.of(blocks)
@@ -125,9 +121,8 @@ class WidenThenDecode:
         before.packs = Divisor.of(problem.kv_heads)
         before.partial_out = buffers.scratch(batch * problem.heads * rows * width * ELEMENT_BYTES)
         before.partial_lse = buffers.scratch(problem.kv_heads * 4)
-        first = step_before(
-            WidenQueries(problem.dtype), before, batch * problem.heads, max(rows * width // 4, problem.kv_heads)
-        )
+        threads = max(rows * width // 4, problem.kv_heads)
+        first = preparing_step(widen_queries(problem.dtype), before, batch * problem.heads, threads)
         layout = Layout(rows * width * problem.heads, rows * width, width, before.partial_out)
         wide = replace(problem, q=layout, float8=Float8(before.partial_lse, problem.float8.v_scale))
         decode = Decode(plan_decode(wide, self.machine))
@@ -142,7 +137,7 @@ def float8_refusal(problem: Problem, machine: Machine) -> str | None:
         return "pages, packed sequences, masks, shaped scores and dropout are not supported"
     if problem.sign != 1:
         return "the scale must be positive"
-    widest = max(FLOAT8_SHAPES)
+    widest = FLOAT8_WIDTHS[-1]
     if problem.head_dim != problem.width or problem.head_dim % LEAST_MULTIPLE or problem.head_dim > widest:
         return f"K and V need one head dimension, a multiple of {LEAST_MULTIPLE} up to {widest}"
     if not problem.is_vector:
@@ -163,8 +158,9 @@ def float8_ways(problem: Problem, machine: Machine) -> list[Way]:
     of_hopper: list[Way] = [] if refusal else [Float8Way(machine)]
     reason = why_not_decode(problem)
     if reason and refusal:
-        by_products = f", and are not multiplied: {refusal}" if has_q else ""
-        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}{by_products}")
+        if has_q:
+            raise Unsupported(f"elements of eight bits are neither decoded ({reason}) nor multiplied ({refusal})")
+        raise Unsupported(f"keys and values of eight bits are computed by decoding alone: {reason}")
     decoding: list[Way] = []
     if not reason:
         decoding = [WidenThenDecode(machine) if has_q else Decode(plan_decode(problem, machine))]

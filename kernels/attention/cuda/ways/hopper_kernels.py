@@ -310,8 +310,14 @@ PAGED_SHAPES = {64: ping_pong_shape(2, 128, 3), 128: Shape(2, 128, 2)}
 """The shapes for keys in pages; by padded head dimension."""
 
 
-FLOAT8_SHAPES = {64: (Shape(2, 192, 3), ping_pong_shape(3, 96, 4)), 128: (Shape(2, 128, 4), ping_pong_shape(2, 128, 4))}
-"""The shapes for Q, K and V of eight bits, by padded head dimension: with ones, and with a log-sum-exp."""
+FLOAT8_WIDTHS = (64, 128)
+FLOAT8_SHAPES = {
+    (64, True): Shape(2, 192, 3),
+    (64, False): ping_pong_shape(3, 96, 4),
+    (128, True): Shape(2, 128, 4),
+    (128, False): ping_pong_shape(2, 128, 4),
+}
+"""The shapes for Q, K and V of eight bits, by padded head dimension and `ones`."""
 
 
 def hopper_table() -> Iterator[HopperKernel]:

@@ -199,7 +199,7 @@ struct Consumer {
     }
   }
 
-  // Waits for the output of the tile before, and makes it relative to the maxima that the last softmax found.
+  // Waits for the output of a tile of keys, and gives the place of its V back.
   __device__ __forceinline__ void end_output(int stage) {
     warpgroup_wait<0>();
     if constexpr (C::FLOAT8)
@@ -208,6 +208,8 @@ struct Consumer {
       settled(out);
     release(barriers.v_empty(stage));
   }
+  // Makes the output so far relative to the maxima that the last softmax found. Of eight bits it was not yet made relative to
+  // those before them either: that is done as the output of the last tile is added.
   __device__ __forceinline__ void correct_output() {
 #pragma unroll
     for (int i = 0; i < C::OUT_REGISTERS; i++) {
