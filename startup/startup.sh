@@ -2,20 +2,22 @@
 # Bootstrap of a benchmark VM: runs as root on every boot, the same bytes on every VM; what differs is read from metadata.
 # It hands over to startup/agent and, whatever becomes of that, leaves a last word in the bucket and deletes the VM.
 # There is no `set -e`: a command that fails must lead to finish, never past it.
-# shellcheck disable=SC2329 # functions are also called through retry, work, helper and trap
+# shellcheck disable=SC2329,SC2154 # functions are also called through retry, work, helper and trap; `into` assigns
 dir=${BENCH_VM_DIR:-/var/lib/bench}
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
 run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=() me=$(printf %04x%04x $RANDOM $RANDOM)
-say() { printf '%s boot: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
+say() { TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T boot: %s\n' -1 "$*"; }
 http() { curl --silent --show-error --noproxy '*' --connect-timeout 10 --max-time "${BENCH_REQUEST_TIMEOUT_S:-30}" "$@"; }
 retry() { # retry TRIES COMMAND...
   local tries=$1 try; shift
   for ((try = 1; try <= tries; try++)); do "$@" && return 0; ((try < tries)) && sleep "${BENCH_RETRY_PAUSE_S:-2}"; done
   return 1
 }
+# into NAME COMMAND...: NAME becomes what is printed, without blanks around it. This shell expands no `$(...)` while a signal
+# is trapped: bash 5.2 takes the command of a trap that is due there for the text in the brackets, and loses the signal.
+shopt -s lastpipe; into() { "${@:2}" | read -rd '' "$1"; }
 meta() { # the value of a metadata key; empty when there is none
-  local answer
-  answer=$(http -w '\n%{http_code}' -H 'Metadata-Flavor: Google' "$metadata/$1") || return 1
+  local answer; answer=$(http -w '\n%{http_code}' -H 'Metadata-Flavor: Google' "$metadata/$1") || return 1
   case ${answer##*$'\n'} in 200) printf '%s' "${answer%$'\n'*}" ;; 404) ;; *) return 1 ;; esac
 }
 # field JSON KEY: the first scalar of that name. Quotes inside a JSON string are escaped, so text cannot pose as a key.
@@ -41,11 +43,11 @@ leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
 # In a process group of its own, where a signal does not reach this script; elsewhere job control would make `wait`
 # return for a worker that is only stopped.
 spawn() { set -m; "$@" </dev/null & set +m; }
+stopped() { [[ ! -e $dir/deadline && -z $signalled ]] || exit 143; }
 work() { # the one thing that the watchdog and a signal may end
   local code worker
-  [[ -e $dir/deadline || -n $signalled ]] && return 143
-  spawn "$@"; worker=$!
-  echo "$worker" >"$dir/worker"
+  stopped
+  spawn "$@"; worker=$!; echo "$worker" >"$dir/worker"
   [[ -n $signalled ]] && kill -TERM -- "-$worker"
   while interrupted=''; wait "$worker"; code=$?; [[ -n $interrupted ]]; do helper stop_worker; done
   rm -f "$dir/worker"; return "$code"
@@ -56,7 +58,7 @@ stop_worker() { # TERM, then KILL, to whatever the worker is now
 }
 watchdog() { sleep "$1"; touch "$dir/deadline"; say "the deadline is near: stopping the work"; stop_worker; }
 helper() { spawn "$@"; helpers+=("$!"); disown; }
-on_signal() { signalled=1 interrupted=1; kill -TERM -- "-$(cat "$dir/worker" 2>/dev/null)" 2>/dev/null; say "asked to stop"; }
+on_signal() { local group; signalled=1 interrupted=1; { read -r group <"$dir/worker" && kill -TERM -- "-$group"; } 2>/dev/null; say "asked to stop"; }
 
 last_word() { # what the agent would have said, had it lived
   local code=$1 file
@@ -83,8 +85,7 @@ last_word() { # what the agent would have said, had it lived
   event vm_exiting "{\"outcome\": \"$outcome\", \"exit_code\": $code}" && touch "$dir/last-word"
 }
 delete_self() {
-  local status
-  status=$(http -o /dev/null -w '%{http_code}' -X DELETE -H "$(bearer)" \
+  local status; status=$(http -o /dev/null -w '%{http_code}' -X DELETE -H "$(bearer)" \
     "$compute/compute/v1/projects/$project/zones/${zone##*/}/instances/$name")
   [[ $status == 2* || $status == 404 ]] || { say "deleting $name: HTTP $status"; return 1; }
 }
@@ -107,38 +108,36 @@ exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
 trap finish EXIT; trap on_signal TERM INT HUP
 rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out" "$dir/container"
 
-name=$(retry 10 meta instance/name) zone=$(retry 10 meta instance/zone) project=$(retry 10 meta project/project-id)
-endpoints=$(retry 10 meta instance/attributes/bench-endpoints)
-storage=$(field "$endpoints" storage) compute=$(field "$endpoints" compute)
+into name retry 10 meta instance/name; into zone retry 10 meta instance/zone; into project retry 10 meta project/project-id
+into endpoints retry 10 meta instance/attributes/bench-endpoints
+into storage field "$endpoints" storage; into compute field "$endpoints" compute
 storage=${storage:-https://storage.googleapis.com} compute=${compute:-https://compute.googleapis.com}
 say "$name in ${zone##*/}"
 [[ -e $dir/last-word ]] && exit 0 # rebooted after the end: all that is left to do is to go
-spec=$(retry 10 meta instance/attributes/bench-run) payload=$(retry 10 meta instance/attributes/bench-payload)
-bucket=$(field "$payload" bucket) object=$(field "$payload" object) sha256=$(field "$payload" sha256)
-run_id=$(field "$spec" run_id) attempt=$(field "$spec" attempt) deadline=$(field "$spec" deadline_s) deadline=${deadline%%.*}
+into spec retry 10 meta instance/attributes/bench-run; into payload retry 10 meta instance/attributes/bench-payload
+for key in bucket object sha256; do into "$key" field "$payload" "$key"; done
+for key in run_id attempt deadline_s; do into "$key" field "$spec" "$key"; done; deadline=${deadline_s%%.*}
 [[ -n $run_id && -n $bucket && -n $object && -n $sha256 && $attempt =~ ^[0-9]+$ && $deadline =~ ^[0-9]+$ ]] ||
   leave unknown 'bench-run or bench-payload is missing from the metadata or lacks a key'
 roomy || leave disk_full "no room is left in $dir"
 # The server counts from the first boot; on a real VM that is as long ago as the kernel has been up.
-up=$([[ -n ${BENCH_VM_DIR:-} ]] || cut -d. -f1 /proc/uptime)
-[[ -s $dir/first-boot ]] || echo "$(($(date +%s) - ${up:-0}))" >"$dir/first-boot"
-margin=$((deadline < 120 ? deadline * 500 : 60000)) after=$(((deadline - $(date +%s) + $(<"$dir/first-boot")) * 1000 - margin))
-seconds() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }; grace=$(seconds $((margin * 2 / 3)))
-helper watchdog "$(seconds $((after > 0 ? after : 0)))"
+up=0; [[ -n ${BENCH_VM_DIR:-} ]] || IFS=. read -r up _ </proc/uptime
+printf -v now '%(%s)T' -1; [[ -s $dir/first-boot ]] || echo "$((now - up))" >"$dir/first-boot"
+margin=$((deadline < 120 ? deadline * 500 : 60000)); read -r began <"$dir/first-boot"; after=$(((deadline - now + began) * 1000 - margin))
+seconds() { printf -v "$1" '%d.%03d' $(($2 / 1000)) $(($2 % 1000)); }; seconds grace $((margin * 2 / 3)); seconds pause $((after > 0 ? after : 0)); helper watchdog "$pause"
 able() { command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'; }
 apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=120 "$@"; }
 lists() { local text; text=$(apt update 2>&1) || { [[ $text != *lists/lock* ]] && say "apt-get update: ${text##*$'\n'}"; }; }
 install_python() { retry 60 lists; apt install python3 python3-venv python3-pip; } # no option of apt waits for the lists' lock
-able || { [[ $(field "$spec" allow_install) == true ]] && work retry 2 install_python; }
-able || leave no_python 'no python3 of version 3.8 or newer, and none could be installed'
+able || { into allowed field "$spec" allow_install; [[ $allowed == true ]] && work retry 2 install_python; }
+able || { stopped; leave no_python 'no python3 of version 3.8 or newer, and none could be installed'; }
 
 download() { # no retry cures an object that is not there
-  local status
-  status=$(http --max-time 120 -w '%{http_code}' -H "$(bearer)" -o "$dir/payload.tar.gz" \
+  local status; status=$(http --max-time 120 -w '%{http_code}' -H "$(bearer)" -o "$dir/payload.tar.gz" \
     "$storage/storage/v1/b/$bucket/o/${object//\//%2F}?alt=media")
   case $status in 200) ;; 404) touch "$dir/missing" ;; *) say "payload: HTTP $status"; return 1 ;; esac
 }
-work retry 8 download || { [[ -e $dir/deadline || -n $signalled ]] && exit 143; leave storage_unreachable "could not download $object"; }
+work retry 8 download || { stopped; leave storage_unreachable "could not download $object"; }
 [[ -e $dir/missing ]] && leave payload_missing "there is no object $object in bucket $bucket"
 echo "$sha256  payload.tar.gz" | (cd "$dir" && sha256sum --check --status) || leave payload_checksum "$object does not have the sha256 it should have"
 mkdir -p "$dir/payload"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,13 @@ def test_the_script_is_clean_short_and_never_stops_at_an_error() -> None:
     lines = SCRIPT.read_text().splitlines()
     assert len(lines) <= 150
     assert not any(line.strip().startswith("set -e") for line in lines)
+
+
+def test_the_script_expands_no_command_while_it_traps_signals() -> None:
+    lines = SCRIPT.read_text().partition("trap on_signal TERM")[2].splitlines()
+    steps = [line for line in lines if not re.match(r" |\w+\(\)", line)]  # functions run in other processes
+    assert steps[-1].startswith("code=")
+    assert [line for line in steps if re.search(r"\$\((?!\()|[<>]\(", line)] == []
 
 
 # How startup.sh deletes its VM, and what it does when the API refuses.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.patience import PATIENCE_S, await_truth
 from tests.unit.startup.bootstrapped import assert_left_properly, boot, cloud_for
-from tests.unit.startup.machine import Machine
+from tests.unit.startup.machine import Machine, stub
 
 
 def test_an_agent_that_is_killed_still_gets_a_last_word_and_its_harness_dies_with_it(tmp_path: Path) -> None:
@@ -86,6 +89,37 @@ def test_term_before_the_agent_has_started_is_obeyed(tmp_path: Path) -> None:
             await_truth(lambda: any("alt=media" in line for line in cloud.requests))
             os.kill(machine.process.pid, signal.SIGTERM)
             machine.wait()
+        assert_left_properly(cloud, "terminated")
+        assert cloud.said("diagnosed") == []
+
+
+@pytest.mark.parametrize(
+    "key", ["instance/name", "instance/zone", "project-id", "bench-endpoints", "bench-run", "bench-payload"]
+)
+def test_term_while_metadata_is_read_is_obeyed(tmp_path: Path, key: str) -> None:
+    """A trap that bash 5.2 has due while it expands a second `$(...)` of one command is lost."""
+    with cloud_for() as cloud:
+        answered = threading.Event()
+        fault = cloud.fail(key, until=answered)
+        with Machine(cloud, tmp_path) as machine:
+            await_truth(lambda: any(key in line for line in cloud.requests))
+            os.kill(machine.process.pid, signal.SIGTERM)
+            answered.set()
+            assert machine.wait() == 143
+        assert fault.fired == 1
+        assert_left_properly(cloud, "terminated")
+        assert "unexpected" not in machine.serial()
+
+
+def test_term_while_python_is_installed_is_not_called_a_failure_to_install_it(tmp_path: Path) -> None:
+    with cloud_for(environment={"torch": "2.13.0", "allow_install": True, "min_free_gb": 0}) as cloud:
+        machine = Machine(cloud, tmp_path)
+        stub(machine.bin, "python3", "exit 1")
+        stub(machine.bin, "apt-get", f"touch {tmp_path}/installing; exec sleep 3600")
+        with machine:
+            await_truth((tmp_path / "installing").exists)
+            os.kill(machine.process.pid, signal.SIGTERM)
+            assert machine.wait() == 143
         assert_left_properly(cloud, "terminated")
         assert cloud.said("diagnosed") == []
 
