@@ -171,6 +171,8 @@ class Listener(ThreadingHTTPServer):
         except ApiError as error:
             return json_reply(error.status, error.document())
         except Exception:
+            if self.socket.fileno() < 0:  # closed meanwhile, and then what it answers from
+                raise Reset from None
             log.exception("%s %s failed", method, target)
             message = "the embedded cloud failed at this request; its log says why"
             return json_reply(500, error_document(500, message, "backendError"))

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -106,13 +107,14 @@ class Router(BodyPart):
             return self._observed(request, self.answer(request))
         if fault.kind == "stall":
             self.timeline.sleep(float(fault.params["seconds"]))
+            if self.timeline.closed:  # what would answer is closed
+                raise Reset
             return self._observed(request, self.answer(request))
         reply = self.answer(request) if fault.params.get("after", "request") == "response" else None
         if reply is not None:
             reply.close()
         if fault.kind == "http":
-            reply = json_reply(*fault_document(fault.params))
-            return self._observed(request, reply)
+            return self._observed(request, json_reply(*fault_document(fault.params)))
         if reply is not None:
             self._observed(request, reply)
         raise Reset
@@ -129,8 +131,7 @@ class Router(BodyPart):
             rpc = request.path.startswith(RPC)
             return json_reply(error.status, error.rpc_document() if rpc else error.document())
         except (OSError, sqlite3.Error) as error:
-            full = no_room(error)
-            if full is None:
+            if (full := no_room(error)) is None:
                 raise
             return json_reply(full.status, full.document())
         if isinstance(answer, Reply):
@@ -182,14 +183,10 @@ def body_of(request: HttpRequest) -> Document:
 def request_id(request: HttpRequest) -> str:
     """The `requestId`; empty if there is none. Raises `ApiError` (400) unless it is a UUID and not zero."""
     text = request.query.get("requestId", "")
-    if text:
-        try:
-            if uuid.UUID(text).int:
-                return text
-        except ValueError:
-            pass
-        raise ApiError(400, f"Invalid value for field 'requestId': '{text}'. Must be a non-zero UUID")
-    return ""
+    with suppress(ValueError):
+        if not text or uuid.UUID(text).int:
+            return text
+    raise ApiError(400, f"Invalid value for field 'requestId': '{text}'. Must be a non-zero UUID")
 
 
 def sender_of(request: HttpRequest, project: str) -> Sender:

@@ -46,6 +46,7 @@ class Timeline(Protocol):
     """A clock, and a schedule of callbacks."""
 
     simulated: bool
+    closed: bool
 
     def now(self) -> datetime:
         """The present time in UTC, with its zone."""

@@ -21,6 +21,7 @@ class SimulatedTimeline:
     def __init__(self, start: datetime = EPOCH) -> None:
         self.start = start
         self.elapsed = 0.0
+        self.closed = False
         self.alarms: list[tuple[float, int, Alarm]] = []
         self.order = count()
         self.lock = threading.Lock()
@@ -63,6 +64,7 @@ class SimulatedTimeline:
 
     def close(self) -> None:
         with self.lock:
+            self.closed = True
             self.alarms.clear()
 
     def _step(self, end: float) -> bool:

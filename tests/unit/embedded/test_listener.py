@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 import requests
 
 from orchestrator.embedded.guard import Guard
 from orchestrator.embedded.listener import HttpRequest, Listener, Reply, Reset
+from tests.support.patience import PATIENCE_S, await_truth
 
 
 def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,6 +24,23 @@ def test_a_handler_that_fails_answers_500_and_leaves_its_trace_in_the_log(caplog
         listener.close()
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, 500)
     assert "on purpose" in caplog.text
+
+
+def test_a_handler_that_fails_after_its_server_was_closed_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    failed: list[str] = []
+    earlier = set(threading.enumerate())
+
+    def fail(request: HttpRequest) -> Reply:
+        listener.close()
+        failed.append(request.path)
+        raise RuntimeError("what it answers from is closed")
+
+    listener = Listener("test", fail, Guard())
+    with pytest.raises(requests.ConnectionError):
+        requests.get(listener.url + "/x", timeout=PATIENCE_S)
+    await_truth(lambda: set(threading.enumerate()) <= earlier)
+    assert failed == ["/x"]
+    assert caplog.text == ""
 
 
 def test_a_request_is_seen_whole_and_a_head_gets_no_body() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
 
+from orchestrator.embedded.server import EmbeddedCloud
 from tests.support import keyed as requests
-from tests.support.scripted_machines import HttpFailure, ScriptedVm, Steps
-from tests.unit.embedded.builders import ZONE, Stage, insert_body
+from tests.support.patience import PATIENCE_S, await_truth
+from tests.support.scripted_machines import HttpFailure, ScriptedVm, Steps, scripted
+from tests.unit.embedded.builders import ZONE, Rest, Stage, idle, insert_body
 from tests.unit.embedded.weather import forecast, objects
 
 
@@ -68,6 +72,29 @@ def test_a_stalled_request_takes_its_time_and_is_answered(tmp_path: Path, servic
         url = list_of(stage, service)
         assert requests.get(url, timeout=600).status_code == 200
         assert stage.timeline.elapsed == 40
+
+
+@pytest.mark.parametrize("service", ["compute", "storage"])
+def test_a_stalled_request_is_cut_when_its_cloud_closes(
+    tmp_path: Path, service: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = set(threading.enumerate())
+    stall = {"fault": "stall", "service": service, "seconds": PATIENCE_S}
+    with EmbeddedCloud(tmp_path, machines=scripted(idle), weather=forecast(stall)) as cloud:
+        rest = Rest(cloud)
+        upload = f"{cloud.storage_url}/upload/storage/v1/b/{cloud.bucket}/o?uploadType=media&name=x"
+        send = {
+            "compute": lambda: rest.call("POST", f"/zones/{ZONE}/instances", insert_body()),
+            "storage": lambda: requests.post(upload, data=b"x", timeout=PATIENCE_S),
+        }[service]
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(send)
+            await_truth(lambda: cloud.weather.fired("stall"))
+            cloud.close()
+            assert isinstance(answer.exception(PATIENCE_S), requests.ConnectionError)
+    await_truth(lambda: set(threading.enumerate()) <= earlier)
+    assert cloud.instances() == []
+    assert caplog.records == []
 
 
 def test_a_script_tries_again_over_a_broken_wire_and_gives_up_on_a_refusal(tmp_path: Path) -> None:
