@@ -217,6 +217,13 @@ inline bool deliver_messages() {
   return !all.empty();
 }
 
+// Whether all threads wait for those of the other block, and for nothing else: what is under way may still be when they have met.
+inline bool all_meet_peer() {
+  for (int i = 0; i < lane_count; i++)
+    if (lanes[i].state != State::ELSEWHERE || running->waiting[i].what != Wait::VALUE || !running->met_peer[i]) return false;
+  return true;
+}
+
 inline void run_parting_block(int threads) {
   Block own;
   running = &own;
@@ -241,7 +248,9 @@ inline void run_parting_block(int threads) {
     if (at_block == threads) {
       races::meet(0, threads);
       for (int i = 0; i < threads; i++) lanes[i].state = State::READY;
-    } else if (do_something_late() || deliver_messages())
+    } else if (all_meet_peer() && await_other_blocks())
+      continue;
+    else if (do_something_late() || deliver_messages())
       tell_progress();
     else if (!await_other_blocks())
       fail_of_deadlock();

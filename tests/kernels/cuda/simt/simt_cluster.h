@@ -4,5 +4,4 @@
 DEVICE u32 shared_address_in_cluster(const void* pointer) { return simt::address_in_cluster(pointer); }
 DEVICE void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) { simt::send_to_peer(to, from, bytes, barrier); }
 DEVICE void barrier_arrive_in_peer(u32 barrier) { simt::send_to_peer(0, 0, 0, barrier); }
-DEVICE void barrier_wait_for_peer(u32 barrier, u32 parity) { simt::await_phase(barrier, parity); }
 DEVICE void sync_cluster() { simt::meet_peer(); }

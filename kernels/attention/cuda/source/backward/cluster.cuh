@@ -23,18 +23,13 @@ DEVICE void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) {
                "r"(from), "r"(bytes), "r"(address_in_peer(barrier))
                : "memory");
 }
+// Arrives at the other block's barrier, for products that have read shared memory and have ended. It orders nothing else: a release
+// in the scope of the cluster would first wait for every addition to global memory that the warp has started.
 DEVICE void barrier_arrive_in_peer(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_peer(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_peer(barrier)) : "memory");
 }
-// As `barrier_wait`, for a barrier at which the other block arrives.
-DEVICE void barrier_wait_for_peer(u32 barrier, u32 parity) {
-  asm volatile(
-      "{ .reg .pred done;\n"
-      "TRY: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra DONE; bra TRY;\n"
-      "DONE: }" ::"r"(barrier), "r"(parity) : "memory");
-}
-// All threads of both blocks meet.
-DEVICE void sync_cluster() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// All threads of both blocks meet. It orders nothing either: what they wait for are barriers just initialised, which a fence has
+// told, and the end of messages.
+DEVICE void sync_cluster() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 
 #endif  // SIMT_SHIM

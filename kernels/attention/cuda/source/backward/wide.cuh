@@ -6,7 +6,7 @@
 //
 // In a block, one warpgroup computes S, the weights P and dV, the other dP, dS and dK. Accumulators have keys as rows, as in
 // hopper.cuh. Both warpgroups hold the same elements of S and dP in the same lanes, so P goes from one to the other in float32,
-// 16 bytes a lane side by side. A tile's dQ is computed while the exponentials of the next tile are.
+// 16 bytes a lane side by side. A tile's dQ is computed a tile later, when the other block's dS is sure to have come.
 #pragma once
 #include "backward/ampere_sums.cuh"
 #include "backward/cluster.cuh"
@@ -198,7 +198,8 @@ struct WideConsumer {
     warpgroup_commit();
   }
   // Adds this warpgroup's columns of dQ to the sums, in the order in which AmpereSums reads them, and gives dS' place back.
-  __device__ __forceinline__ void add_dq(const float (&dq)[32], int tile, int place) const {
+  __device__ __forceinline__ void add_dq(float (&dq)[32], int tile, int place) const {
+    settled(dq);
     sync_warp();
     if (lane() == 0) barrier_arrive_in_peer(barriers.slope_free(place));
     if (sum_chunk() >= C::CHUNKS) return;
@@ -229,18 +230,6 @@ struct WideConsumer {
   }
   __device__ __forceinline__ u32 weight_place(int j) const { return memory + C::P + j * (C::WARPGROUP_THREADS * 16) + (thread_again() & 127) * 16; }
 
-  // Waits for dQ of the tile before, which it adds, and for this tile's part of the sum.
-  template <bool FIRST>
-  __device__ __forceinline__ void end_products(float (&dq)[32], int before, WideCount<C> last) {
-    if constexpr (!FIRST) {
-      warpgroup_wait<1>();
-      settled(dq);
-      add_dq(dq, before, last.stage());
-    }
-    warpgroup_wait<0>();
-    settled(sum);
-  }
-
   // Computes S, P and this tile's part of dV, and dQ of the tile before. FIRST: there is none before.
   template <bool FIRST>
   __device__ __forceinline__ void step_scores(int key0, int n, bool masked, int before, WideCount<C> count) {
@@ -249,18 +238,15 @@ struct WideConsumer {
     const WideCount<C> last = {count.n - 1};
     barrier_wait(barriers.q_full(stage), count.parity());
     start_turned<C::D>(s, C::K, C::Q + stage * C::Q_BYTES, 0);
-    if constexpr (!FIRST) start_dq(dq, last);
-    warpgroup_wait<FIRST ? 0 : 1>();
+    warpgroup_wait<0>();
     settled(s);
     if (masked) mask(s, key0, n * C::QUERIES);
-    if (p.scale_log2 > 0.0f) {  // which it always is: without a branch, ptxas moves the exponentials after the wait for dQ
 #pragma unroll
-      for (int i = 0; i < C::QUERIES / 16; i++) {
-        float shift[4];
-        load_four(shift, C::SHIFT, stage, i);
+    for (int i = 0; i < C::QUERIES / 16; i++) {
+      float shift[4];
+      load_four(shift, C::SHIFT, stage, i);
 #pragma unroll
-        for (int x = 0; x < 8; x++) s[8 * i + x] = exp2_approx(fused(s[8 * i + x], p.scale_log2, -shift[x / 4 * 2 + x % 2]));
-      }
+      for (int x = 0; x < 8; x++) s[8 * i + x] = exp2_approx(fused(s[8 * i + x], p.scale_log2, -shift[x / 4 * 2 + x % 2]));
     }
     release(barriers.q_empty(stage));
     if constexpr (!FIRST) named_sync(C::P_EMPTY, C::PAIR_THREADS);
@@ -275,8 +261,11 @@ struct WideConsumer {
     named_arrive(C::P_FULL, C::PAIR_THREADS);
     barrier_wait(barriers.dout_full(dout_stage), count.dout_parity());
     start_along(weights, C::DOUT + dout_stage * C::V_BYTES);
-    end_products<FIRST>(dq, before, last);
+    if constexpr (!FIRST) start_dq(dq, last);
+    warpgroup_wait<0>();
+    settled(sum);
     release(barriers.dout_empty(dout_stage));
+    if constexpr (!FIRST) add_dq(dq, before, last.stage());
   }
 
   // Computes dP, dS and this tile's part of dK, and dQ of the tile before.
@@ -295,8 +284,7 @@ struct WideConsumer {
     }
     settled(d);  // keeps each number in a register of its own
     start_turned<C::DV>(d, C::V, C::DOUT + dout_stage * C::V_BYTES, 1);
-    if constexpr (!FIRST) start_dq(dq, last);
-    warpgroup_wait<FIRST ? 0 : 1>();
+    warpgroup_wait<0>();
     settled(d);
     release(barriers.dout_empty(dout_stage));
     named_sync(C::P_FULL, C::PAIR_THREADS);
@@ -309,7 +297,7 @@ struct WideConsumer {
     }
     named_arrive(C::P_EMPTY, C::PAIR_THREADS);
     // The other block has read what was copied from here two tiles ago; this one's products have, by the weights' barrier.
-    barrier_wait_for_peer(barriers.slope_free(stage), count.parity() ^ 1);
+    barrier_wait(barriers.slope_free(stage), count.parity() ^ 1);
     const int row = warp() * 16 + (lane() & 15);
     const u32 row_at = memory + C::SLOPE + stage * C::SLOPE_BYTES + row * C::CHUNK_ROW_BYTES;
 #pragma unroll
@@ -318,9 +306,15 @@ struct WideConsumer {
                      slopes[4 * i + 3]);
     publish_shared();
     named_arrive(C::SLOPE_STORED + stage, C::SENDER_THREADS);
+    if constexpr (!FIRST) start_dq(dq, last);
     barrier_wait(barriers.q_full(stage), count.parity());
     start_along(slopes, C::Q + stage * C::Q_BYTES);
-    end_products<FIRST>(dq, before, last);
+    if constexpr (!FIRST) {
+      warpgroup_wait<1>();
+      add_dq(dq, before, last.stage());
+    }
+    warpgroup_wait<0>();
+    settled(sum);
     release(barriers.q_empty(stage));
   }
 
@@ -329,7 +323,6 @@ struct WideConsumer {
     float dq[32];
     start_dq(dq, last);
     warpgroup_wait<0>();
-    settled(dq);
     add_dq(dq, before, last.stage());
     if constexpr (SCORES) named_sync(C::P_EMPTY, C::PAIR_THREADS);
   }
@@ -354,25 +347,27 @@ struct WideConsumer {
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
     barrier_wait(SCORES ? barriers.k_full() : barriers.v_full(), 0);
-    WideCount<C> count = {0};
-    int before = -1;
-    const int first_head = (t.batch * (int)p.kv_heads.divisor + t.kv_head) * (int)p.group.divisor;
+    const int tiles = uniform(tiles_of_block(p, t));
+    if (tiles) {
+      const int first_head = (t.batch * (int)p.kv_heads.divisor + t.kv_head) * (int)p.group.divisor;
+      int n = t.first, tile = first_head * p.query_tiles + n;
+      WideCount<C> count = {0};
+      if constexpr (SCORES) step_scores<true>(key0, n, n < t.masked, tile, count);
+      else step_slopes<true>(tile, count);
+      barrier_wait(barriers.k_full(), 0);
+      barrier_wait(barriers.other_full(), 0);
 #pragma unroll 1
-    for (int head = first_head; head < first_head + (int)p.group.divisor; head++)
-#pragma unroll 1
-      for (int n = t.first; n < p.query_tiles; n++, count.n++) {
-        if (count.n == 0) {
-          if constexpr (SCORES) step_scores<true>(key0, n, n < t.masked, before, count);
-          else step_slopes<true>(before, count);
-          barrier_wait(barriers.k_full(), 0);
-          barrier_wait(barriers.other_full(), 0);
-        } else {
-          if constexpr (SCORES) step_scores<false>(key0, n, n < t.masked, before, count);
-          else step_slopes<false>(before, count);
-        }
-        before = head * p.query_tiles + n;
+      for (count.n = 1; count.n < tiles; count.n++) {
+        const int before = tile;
+        n++, tile++;
+        if (n == p.query_tiles) n = t.first, tile += t.first;  // of the next head
+        if constexpr (SCORES) step_scores<false>(key0, n, n < t.masked, before, count);
+        else step_slopes<false>(before, count);
       }
-    if (before >= 0) finish(before, WideCount<C>{count.n - 1});
+      finish(tile, WideCount<C>{tiles - 1});
+    } else {
+      barrier_wait(barriers.other_full(), 0);  // a block must not end while something is copied into it
+    }
     write(t, key0);
   }
 };
