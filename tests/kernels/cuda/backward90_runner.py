@@ -133,14 +133,16 @@ def run_with_sums(
     convert: Entry | None = None,
     order: Order = Order.ANY,
     parts: int | None = None,
+    section: int | None = None,
 ) -> tuple[Three, torch.Tensor]:
     """The same, and the bytes of dQ's sums in float32 before they are rounded; made in an `order`. `convert` is launched
-    in place of the kernel that converts them. The heads of a group are taken in so many `parts`."""
+    in place of the kernel that converts them. The heads of a group are taken in so many `parts`, and
+    the heads of K in sections of `section`."""
     gradients, buffers = posed.gradients(), HostBuffers()
     machine = Machine(HOPPER, blocks, 1 << 20, hopper=True)
     problem = posed.problem(gradients)
     assert hopper_refusal(problem, machine) is None
-    steps = HopperBackward(machine, order=order, parts=parts).steps(problem, buffers)  # type: ignore[arg-type]
+    steps = HopperBackward(machine, section, order, parts).steps(problem, buffers)  # type: ignore[arg-type]
     for place, one in ((1, entry), (2, convert)):
         if one is not None:
             steps[place] = dataclasses.replace(steps[place], entry=one)

@@ -93,6 +93,17 @@ def test_parts_of_several_groups_and_batches_have_the_right_gradients(
     assert_right(run(program, posed, tmp_path, as_it_is(CAUSAL), parts, OVERLAPPING), posed)
 
 
+@pytest.mark.parametrize("section", [1, 2, 4])
+def test_parts_of_some_heads_after_those_of_others_have_the_right_gradients(
+    program: Backward90, tmp_path: Path, section: int
+) -> None:
+    """With 6 heads of K, sections of 4 have 2 too many."""
+    posed, entry = posed_for(CAUSAL, 2, 12, 3, 150, 260), as_it_is(CAUSAL)
+    for schedule in (WAITING, OVERLAPPING):
+        found, _ = run_with_sums(program, posed, tmp_path, schedule, entry=entry, parts=2, section=section)
+        assert_right(found, posed)
+
+
 @pytest.mark.parametrize("kernel", [CAUSAL, WIDE], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 1), (65, 127), (129, 40), (20, 300), (300, 65)])
 def test_parts_have_the_right_gradients_around_the_edges_of_tiles(

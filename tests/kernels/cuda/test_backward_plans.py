@@ -347,18 +347,15 @@ LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8}
     ("sizes", "parts"),
     [
         ({"seq": 1024}, 4),
-        ({"seq": 2048}, 2),  # 128 tiles of keys, of which the longest takes as long as all on 132 SMs: 592 us, not 329
-        ({"seq": 4096}, 2),
-        ({"seq": 8192}, 2),
-        ({"seq": 16384}, 2),
+        ({"seq": 2048}, 4),  # from here on parts of two heads, four at most
+        ({"seq": 32768}, 4),
+        ({"seq": 2048, "heads": 256}, 4),
         ({"seq": 1024, "batch": 2}, 2),
-        ({"seq": 2048, "batch": 2}, 1),
-        ({"seq": 4096, "batch": 2}, 1),
+        ({"seq": 4096, "batch": 2}, 4),
         ({"seq": 1024, "heads": 32}, 4),
         ({"seq": 2048, "heads": 32}, 2),
-        ({"seq": 4096, "heads": 32}, 2),
         ({"seq": 16384, "heads": 32}, 2),
-        ({"seq": 2048, "heads": 32, "batch": 2}, 1),
+        ({"seq": 2048, "heads": 32, "batch": 2}, 2),
         ({"seq": 2048, "causal": False}, 1),  # one round of equal tiles
         ({"seq": 1024, "causal": False}, 2),
         ({"seq": 2048, "heads": 56}, 1),
@@ -379,6 +376,24 @@ def test_a_group_is_in_parts_where_its_longest_tiles_would_end_late(sizes: dict[
     assert sorted(way.name for way in ways) == (
         [f"backward90-parts{n}" for n in possible] if len(possible) > 1 else ["backward90"]
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads"),
+    [
+        ({"seq": 2048}, 2),
+        ({"seq": 16384}, 2),
+        ({"seq": 2048, "heads": 32, "batch": 4}, 4),
+        ({"seq": 8192, "heads": 24, "kv_heads": 3}, 2),
+        ({"seq": 1024}, 8),  # all fit the cache
+    ],
+)
+def test_parts_are_taken_with_those_of_few_other_heads(sizes: dict[str, Any], heads: int) -> None:
+    """Else the rows and sums of all heads of all groups would have to fit the L2 cache."""
+    problem = posed(**{**LLAMA, **sizes})
+    way = backward_ways(problem, MACHINE)[0]
+    assert isinstance(way, HopperBackward)
+    assert way.heads_of_section(problem) == heads
 
 
 def test_heads_without_a_group_have_no_parts() -> None:
@@ -402,7 +417,7 @@ def test_each_part_of_a_group_counts_as_a_group_of_its_own(stub: Stub, parts: in
     given = main.arguments[-1]
     assert isinstance(given, BackwardParameters)
     assert main.entry.name.endswith("_parts") == (parts > 1)
-    assert (given.items, given.all_kv_heads, given.section.divisor) == (128 * parts, 8 * parts, 8 * parts)
+    assert (given.items, given.all_kv_heads, given.section.divisor) == (128 * parts, 8 * parts, 8)
     assert (given.group.divisor, given.kv_heads.divisor, 1 << given.part_bits) == (8 // parts, 8 * parts, parts)
     assert convert.grid == (64 * 32, 1, 1)
     cleared, tiles = prepare.arguments[0].all_kv_heads, given.tiles.divisor  # type: ignore[attr-defined]

@@ -7,7 +7,13 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.attention.cuda.backward.plan import PARTS, BackwardProblem, is_small
+from kernels.attention.cuda.backward.plan import (
+    PARTS,
+    PARTS_OF_LONG,
+    BackwardProblem,
+    has_long_groups,
+    is_small,
+)
 from kernels.attention.cuda.plan.planning import Machine
 from kernels.attention.cuda.plan.variants import padded_head_dim
 
@@ -50,11 +56,6 @@ in as much: about half of what an SM can exchange with the L2 cache. An assumpti
 fastest number of parts in three of three problems of 1,024 and 2,048 keys (H100, 2026-11-28)."""
 PARTS_GAIN = 0.97
 """Groups are divided where that is expected to take at most so much of the time."""
-HEADS_IN_TWO, GROUP_IN_TWO, KEYS_IN_TWO, WIDTH_IN_TWO = 8, 4, 16384, 128
-"""With so many heads of K over all batches and keys, or fewer, and so many heads in a group, or more, groups are in two
-parts at least under a causal mask at this padded head dimension: from 4,096 keys on, where the model expects nothing of
-it, that took 0.87 to 0.96 of the time (H100, 2026-11-28, `BACKWARD.md`)."""
-
 MOST_PARTS_OF_WINDOW = 2
 """With a window more parts took longer in all of 11 problems, one of which, at D = 128, the model expects to be fastest
 with 4 (H100, 2026-11-28, `BACKWARD.md`)."""
@@ -116,18 +117,17 @@ def possible_parts(problem: BackwardProblem) -> list[int]:
 
 
 def best_parts(problem: BackwardProblem, machine: Machine) -> int:
-    """The number of parts with which `backward90` should end first: 1 unless that is sure to gain. With many rounds of
-    tiles the model has nothing to say."""
+    """The number of parts with which `backward90` should end first: of long groups those of two heads, else 1 unless
+    that is sure to gain. With many rounds of tiles the model has nothing to say."""
     f, possible = problem.forward, possible_parts(problem)
-    sizes = f.batch * f.kv_heads <= HEADS_IN_TWO and f.group >= GROUP_IN_TWO and f.seq_k <= KEYS_IN_TWO
-    is_measured = sizes and f.causal and f.window_offset is None and padded_head_dim(f.head_dim) == WIDTH_IN_TWO
-    least = 2 if is_measured and 2 in possible else 1
+    if has_long_groups(problem):
+        return max(parts for parts in possible if parts <= min(PARTS_OF_LONG, f.group // 2))
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):
-        return least
+        return 1
     most = PARTS[-1] if f.window_offset is None else MOST_PARTS_OF_WINDOW
     spans = {parts: three_launches(problem, machine.sm_count, parts) for parts in possible if parts <= most}
     best = min(spans, key=lambda parts: spans[parts])
-    return best if best > 1 and spans[best] <= PARTS_GAIN * spans[1] else least
+    return best if spans[best] <= PARTS_GAIN * spans[1] else 1
 
 
 def three_launches_in_turns(problem: BackwardProblem, sm_count: int) -> float:

@@ -54,6 +54,10 @@ mask, and without one: nearly the fastest of one, two and four times the heads t
 `BACKWARD.md`)."""
 PARTS = (1, 2, 4, 8)
 """The numbers of parts in which Hopper's kernel may take the heads of a group."""
+GROUP_OF_LONG, KEYS_OF_LONG, WIDTH_OF_LONG, PARTS_OF_LONG, PARTS_AT_A_TIME = 4, 2048, 128, 4, 8
+"""Under a causal mask groups of so many heads or more, with so many keys or more of this padded head dimension, are in
+parts of two heads, at most four parts, and a section has eight parts: the fastest or within 4 % of it in ten problems
+of 2,048 to 32,768 keys (H100, 2026-11-28, `BACKWARD.md`)."""
 WARPS_WITH_SUMS = 8
 """Of a block: each counts by itself which parts of a group have left their sums."""
 SUMS_OF_PART = {size: 2 * HOPPER_KEYS * size for size in HOPPER_QUERIES}
@@ -393,6 +397,8 @@ class HopperBackward:
             return heads_under_window(problem, self.machine)
         if self.order is Order.KEYS:
             return heads_in_order(problem, self.machine)
+        if self.divides and has_long_groups(problem):
+            return in_equal_sections(problem, PARTS_AT_A_TIME // (self.parts or 1))
         return heads_under_mask(problem, self.machine) if problem.forward.causal else 1
 
 
@@ -418,6 +424,13 @@ def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> i
     if is_small(problem, machine, keys):
         return problem.forward.batch * problem.forward.kv_heads
     return in_equal_sections(problem, fitting_heads(problem, machine, problem.forward.seq_q) // problem.forward.group)
+
+
+def has_long_groups(problem: BackwardProblem) -> bool:
+    """Whether the heads of a group, taken at the same time, would need more than the L2 cache, and are worth parts."""
+    f = problem.forward
+    plain = f.causal and f.window_offset is None and padded_head_dim(f.head_dim) == WIDTH_OF_LONG
+    return plain and f.group >= GROUP_OF_LONG and f.seq_k >= KEYS_OF_LONG
 
 
 def heads_under_mask(problem: BackwardProblem, machine: Machine) -> int:
