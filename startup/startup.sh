@@ -13,9 +13,9 @@ retry() { # retry TRIES COMMAND...
   for ((try = 1; try <= tries; try++)); do "$@" && return 0; ((try < tries)) && sleep "${BENCH_RETRY_PAUSE_S:-2}"; done
   return 1
 }
-# into NAME COMMAND...: NAME becomes what is printed, without blanks around it. This shell expands no `$(...)` while a signal
-# is trapped: bash 5.2 takes the command of a trap that is due there for the text in the brackets, and loses the signal.
-shopt -s lastpipe; into() { "${@:2}" | read -rd '' "$1"; }
+# into NAME COMMAND...: NAME becomes what is printed. Once more after a signal, which may have ended COMMAND. While a signal is
+# trapped this shell expands no `$(...)`: bash 5.2 takes the command of a trap that is due there for the text in the brackets.
+shopt -s lastpipe; into() { interrupted=''; "${@:2}" | read -rd '' "$1"; [[ -z $interrupted ]] || into "$@"; }
 meta() { # the value of a metadata key; empty when there is none
   local answer; answer=$(http -w '\n%{http_code}' -H 'Metadata-Flavor: Google' "$metadata/$1") || return 1
   case ${answer##*$'\n'} in 200) printf '%s' "${answer%$'\n'*}" ;; 404) ;; *) return 1 ;; esac
@@ -38,7 +38,7 @@ event() { # event KIND DATA
   retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$me-$(printf %06d "$seq")-$1.json" application/json
 }
 roomy() { mkdir -p "$dir/room" && touch "$dir"/room/{1..9} && head -c 1000000 /dev/zero >"$dir/room/1"; local code=$?; rm -rf "$dir/room"; return "$code"; } 2>/dev/null
-leave() { cause=$1 detail=$2; say "$1: $2"; exit 1; }
+leave() { stopped; cause=$1 detail=$2; say "$1: $2"; exit 1; }
 
 # In a process group of its own, where a signal does not reach this script; elsewhere job control would make `wait`
 # return for a worker that is only stopped.
@@ -90,7 +90,7 @@ delete_self() {
   [[ $status == 2* || $status == 404 ]] || { say "deleting $name: HTTP $status"; return 1; }
 }
 finish() {
-  local code=$? group
+  local code=$? group; ((BASHPID == $$)) || return # a process that bash ends as it forks runs its parent's trap
   trap '' TERM INT HUP # from here on nothing may come between the VM and its end
   for group in "${helpers[@]}" $(cat "$dir/worker" "$dir/harness" 2>/dev/null); do kill -KILL -- "-$group" 2>/dev/null; done
   [[ ! -e $dir/container ]] || timeout 20 docker rm --force bench &>/dev/null
@@ -130,14 +130,14 @@ apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock:
 lists() { local text; text=$(apt update 2>&1) || { [[ $text != *lists/lock* ]] && say "apt-get update: ${text##*$'\n'}"; }; }
 install_python() { retry 60 lists; apt install python3 python3-venv python3-pip; } # no option of apt waits for the lists' lock
 able || { into allowed field "$spec" allow_install; [[ $allowed == true ]] && work retry 2 install_python; }
-able || { stopped; leave no_python 'no python3 of version 3.8 or newer, and none could be installed'; }
+able || leave no_python 'no python3 of version 3.8 or newer, and none could be installed'
 
 download() { # no retry cures an object that is not there
   local status; status=$(http --max-time 120 -w '%{http_code}' -H "$(bearer)" -o "$dir/payload.tar.gz" \
     "$storage/storage/v1/b/$bucket/o/${object//\//%2F}?alt=media")
   case $status in 200) ;; 404) touch "$dir/missing" ;; *) say "payload: HTTP $status"; return 1 ;; esac
 }
-work retry 8 download || { stopped; leave storage_unreachable "could not download $object"; }
+work retry 8 download || leave storage_unreachable "could not download $object"
 [[ -e $dir/missing ]] && leave payload_missing "there is no object $object in bucket $bucket"
 echo "$sha256  payload.tar.gz" | (cd "$dir" && sha256sum --check --status) || leave payload_checksum "$object does not have the sha256 it should have"
 mkdir -p "$dir/payload"

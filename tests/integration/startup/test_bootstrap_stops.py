@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,19 +97,34 @@ def test_term_before_the_agent_has_started_is_obeyed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["instance/name", "instance/zone", "project-id", "bench-endpoints", "bench-run", "bench-payload"]
 )
-def test_term_while_metadata_is_read_is_obeyed(tmp_path: Path, key: str) -> None:
-    """A trap that bash 5.2 has due while it expands a second `$(...)` of one command is lost."""
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_term_while_metadata_is_read_is_obeyed(tmp_path: Path, key: str, send: Callable[[int, int], None]) -> None:
+    """A trap that bash 5.2 has due while it expands a second `$(...)` of one command is lost. A signal to the group also
+    ends the request."""
     with cloud_for() as cloud:
         answered = threading.Event()
         fault = cloud.fail(key, until=answered)
         with Machine(cloud, tmp_path) as machine:
             await_truth(lambda: any(key in line for line in cloud.requests))
-            os.kill(machine.process.pid, signal.SIGTERM)
+            send(machine.process.pid, signal.SIGTERM)
             answered.set()
             assert machine.wait() == 143
         assert fault.fired == 1
         assert_left_properly(cloud, "terminated")
+        assert cloud.said("diagnosed") == []
         assert "unexpected" not in machine.serial()
+
+
+def test_a_step_that_is_ended_by_term_is_not_called_a_failure(tmp_path: Path) -> None:
+    with cloud_for() as cloud:
+        machine = Machine(cloud, tmp_path)
+        stub(machine.bin, "sha256sum", f"touch {tmp_path}/hashing; exec sleep 3600")
+        with machine:
+            await_truth((tmp_path / "hashing").exists)
+            os.killpg(machine.process.pid, signal.SIGTERM)
+            assert machine.wait() == 143
+        assert_left_properly(cloud, "terminated")
+        assert cloud.said("diagnosed") == []
 
 
 def test_term_while_python_is_installed_is_not_called_a_failure_to_install_it(tmp_path: Path) -> None:
