@@ -2,7 +2,8 @@
 
 The candidate that may come next is prepared while the one before it is judged. Its processes have users of their own
 and the lowest priority, leave the device alone, and are stopped while times are measured. They make no call. What they
-fail at is forgotten, and done again in the candidate's turn, unless they hang there for the whole limit of an import.
+fail at is forgotten, and done again in the candidate's turn, unless they hang there for the whole limit of an import or
+while they are loaded.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class CandidateProcesses:
 
     def take(self, name: str, start: Callable[[], Worker]) -> Hand | None:
         """The hand of a kernel, whose later processes `start` starts; None if there is none. What was prepared is
-        loaded then."""
+        loaded then; if that hangs, the hand keeps the failure."""
         user = next((user for user, hand in self.hands.items() if hand.name in ("", name)), "")
         if not user:
             return None
@@ -62,7 +63,8 @@ class CandidateProcesses:
             try:
                 hand.ready()
             except (Lost, Answered, Unavailable):
-                return None
+                if hand.unloaded is None:
+                    return None
             self.raise_priority(user)
         if self.users is not None:
             self.users.rename(user, name)

@@ -43,6 +43,7 @@ KERNEL = BASE + NOTES + "def kernel_mine(x):\n    return x + x\n"
 AT_ITS_PRIORITY = BASE + NOTES + "def kernel_mine(x):\n    assert not os.nice(0)\n    return x + x\n"
 WITH_CHILD = KERNEL + 'note("child", subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)\n'
 BUSY = KERNEL + "if AHEAD:\n    while True:\n        pass\n"
+SLOW_TO_LOAD = KERNEL + "kernel_mine.ready = lambda: time.sleep(3600)\n"
 HANGING, CRASHING = KERNEL + "time.sleep(3600)\n", KERNEL + "if AHEAD:\n    os._exit(3)\n"
 LOOKING = KERNEL.replace(
     "def kernel_mine(x):\n",
@@ -132,7 +133,7 @@ def test_of_a_candidate_that_was_foreseen_wrongly_nothing_is_left(judge: Foresee
     assert not judge.processes(2)
 
 
-@pytest.mark.parametrize("text", [HANGING, CRASHING, BUSY])
+@pytest.mark.parametrize("text", [HANGING, SLOW_TO_LOAD, CRASHING, BUSY])
 def test_a_foreseen_candidate_that_fails_costs_no_other_its_verdict(judge: Foreseeing, text: str) -> None:
     """One that hangs is given its limit once, in its turn, and one that crashed is imported again."""
     assert not reasons(judge.judge(KERNEL, ahead=text)), judge.log()

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from kernels.harness.arena import Arena
+from kernels.harness.candidates import CandidateProcesses
 from kernels.harness.hands import AnswerLimits, Hand, Place, RemoteTimer, Turn, waited_s
 from kernels.harness.own import OwnCase
-from kernels.harness.processes import Answered, Worker
+from kernels.harness.processes import Answered, Lost, Worker
 from kernels.harness.timers import Timed
+from kernels.harness.workload import BuildFailed
 from tests.kernels.played_worker import PlayedWorker
 from tests.support.patience import PATIENCE_S
 
@@ -158,6 +160,40 @@ def test_all_processes_load_before_the_first_of_them_is_waited_for() -> None:
     assert order[-1] == "load of torch:aa"
     arena.hand("mine").begin()
     assert len(order) == 7, "it is loaded"
+
+
+class Hanging(PlayedWorker):
+    """A worker whose `load` hangs for its whole limit."""
+
+    def ask(self, op: str, limit_s: float, /, **_: Any) -> Mapping[str, Any]:
+        if op == "load":
+            raise Lost(f"hung: no answer within {limit_s:g} s", hung=True)
+        return {}
+
+    def end(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_a_kernel_that_hangs_while_it_is_loaded_costs_its_limit_once(*, foreseen: bool) -> None:
+    limits, workers = AnswerLimits(7.0), list[Worker]()
+
+    def start(_name: str = "") -> Worker:
+        workers.append(cast(Worker, Hanging()))
+        return workers[-1]
+
+    arena = Arena(torch.device("cpu"), 1, "cold", 4, limits, start, Hand("", start, limits), ("torch",))
+    processes = CandidateProcesses("mine.py", None, is_ahead=foreseen)
+    processes.begin(["mine"], start, limits)
+    processes.names(PATIENCE_S)
+    hand = processes.take("mine", start)
+    assert hand is not None, "another would be loaded again"
+    arena.hands["mine"] = hand
+    for _ in range(2):
+        built = arena.finish_loading("mine")
+        assert isinstance(built, BuildFailed)
+        assert str(built) == "hung: no answer within 7 s while it was loaded"
+    assert len(workers) == 1
 
 
 class Bound(PlayedWorker):
