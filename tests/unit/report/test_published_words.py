@@ -23,6 +23,7 @@ from orchestrator.core.doctor.here import parse_release
 ROOT = Path(__file__).resolve().parents[3]
 F200, B200 = "h200-20261124-forward", "h200-20261126-backward"
 PRESETS, H100_PRESETS, WIDE = "h200-20261128-presets", "h100-20261128-presets", "h100-20261128-wide"
+GRADIENTS = "h100-20261128-gradients"
 F100, B100, AGAIN = "h100-20261123-forward", "h100-20261123-backward", "h100-20261124-forward"
 
 TRAINING, FEW, DECODING, SMALLEST = "b4-h16-", "b2-h8-", r"b\d+-h64-kv8-q1-", "b4-h16-kv16-q256-k256-d64-"
@@ -269,12 +270,32 @@ def of_presets_on_an_h100() -> Iterator[str]:
     )
 
 
+GRADIENT_CASES = {
+    "Llama 3.1, 64 heads on 8, causal, 2,048 to 32,768 tokens": "b1-h64-",
+    "32 heads on 8, causal, 2,048 to 8,192 tokens": "b[12]-h32-",
+    "DeepSeek-V3": "b1-h128-",
+    "gpt-oss with sinks": "b2-h64-",
+}
 WIDE_CASES = {
     "heads of 160 to 256, backward": r".*-d(160|192|256)-(full|causal)-bfloat16-backward$",
     "16 heads with K of 192 and V of 128, backward": r"b1-h16-.*-v128-",
-    "DeepSeek-V3, forward": r"b1-h128-.*-bfloat16$",
-    "DeepSeek-V3, backward": r"b1-h128-.*-backward$",
 }
+
+
+def of_gradients() -> Iterator[str]:
+    """The same of gradients under a causal mask, and which of Llama's is the least over cuDNN in either regime."""
+    for what, cases in GRADIENT_CASES.items():
+        yield f"{what}: {span_of(GRADIENTS, 'cudnn-frontend', cases)} (`cudnn-frontend`), {span_of(GRADIENTS, FA4, cases)} (flash-attn-4)"
+    for regime in ("graph", "burst"):
+        each = {case_id: ratio for case_id, ratio in by_case(GRADIENTS, "cudnn-frontend", regime).items() if "-h64-kv8-" in case_id and "-d128-" in case_id}  # fmt: skip
+        least = min(each, key=lambda case_id: each[case_id])
+        tokens = int(re.findall(r"-q(\d+)-", least)[0])
+        yield f"{each[least]:.2f} ({tokens:,} tokens) in {'graphs' if regime == 'graph' else 'burst'}"
+    seconds = [
+        json.loads((ROOT / "results" / folder / "build.json").read_text())["seconds"] for folder in (GRADIENTS, WIDE)
+    ]
+    yield f"took {seconds[0]:.1f} s and {seconds[1]:.1f} s"
+    yield words_of_cupti(GRADIENTS)
 
 
 def of_wide() -> Iterator[str]:
@@ -326,7 +347,7 @@ def of_the_repeat() -> Iterator[str]:
 
 def of_software() -> Iterator[str]:
     """What was compared, and that a run of today compares with newer baselines."""
-    folders = (F200, B200, PRESETS, H100_PRESETS, WIDE, F100, B100, AGAIN)
+    folders = (F200, B200, PRESETS, H100_PRESETS, GRADIENTS, WIDE, F100, B100, AGAIN)
     environments = [json.loads((ROOT / "results" / folder / "environment.json").read_text()) for folder in folders]
     ((torch, cudnn),) = {(one["torch"].partition("+")[0], one["cudnn"]) for one in environments}
     today = Environment().torch
@@ -349,7 +370,7 @@ def flowing(text: str) -> str:
     return " ".join(text.split())
 
 
-FIGURES = (of_forward, of_backward, of_presets, of_presets_on_an_h100, of_wide, of_clocks, of_the_repeat)
+FIGURES = (of_forward, of_backward, of_presets, of_presets_on_an_h100, of_gradients, of_wide, of_clocks, of_the_repeat)
 
 
 @pytest.mark.parametrize("told", [*FIGURES, of_software])
@@ -525,24 +546,35 @@ def test_what_other_pages_say_of_the_presets_on_an_h100_is_what_their_files_say(
     def span(cases: str, rival: str = "cudnn-frontend") -> str:
         return span_of(H100_PRESETS, rival, cases)
 
-    causal, full = (span(f"b1-h64-.*-{mask}-bfloat16-backward$") for mask in ("causal", "full"))
-    back = {cases: span(cases + "-backward$") for cases in (llama, window, sinks, deepseek)}
-    fa4 = {cases: span(cases + "-backward$", FA4) for cases in (window, sinks)}
-    assert f"{causal} times cuDNN's speed, causal, and {full} without a mask (H100†" in board
+    full, back = span("b1-h64-.*-full-bfloat16-backward$"), {window: span(window + "-backward$")}
+    back |= {cases: span_of(GRADIENTS, "cudnn-frontend", cases) for cases in (llama, sinks, deepseek, "b[12]-h32-")}
+    fa4 = {window: span(window + "-backward$", FA4), sinks: span_of(GRADIENTS, FA4, sinks)}
+    assert f"{back[llama]} times cuDNN's speed, causal (H100‡), and {full} without a mask (H100†)" in board
+    assert f"32 on 8 {back['b[12]-h32-']}, causal (H100‡" in board
     assert f"{span(window + '$')} times cuDNN's speed in gpt-oss' preset (H100†" in board
     assert f"up to D = 128: {back[window]} times cuDNN's speed in gpt-oss' preset (H100†)" in board
     assert f"in the same launch, {span(sinks + '$')} times cuDNN's speed in gpt-oss' preset (H100†)" in board
-    assert f"{back[sinks]} times cuDNN's speed in gpt-oss' preset of 2,048 tokens, and {fa4[sinks]} of" in board
+    assert (
+        f"{back[sinks]} times cuDNN's speed in gpt-oss' preset, and {fa4[sinks]} times flash-attn-4's (H100‡)" in board
+    )
     assert f"{span(deepseek + '$')} in DeepSeek-V3's preset (H100†)" in board
-    assert f"{back[deepseek]} of cuDNN's speed in DeepSeek-V3's preset of 128 heads (H100†)" in board
-    assert f"{causal} times as fast as cuDNN's by `cudnn-frontend` with a causal mask and {full} without" in page
+    assert f"{back[deepseek]} of cuDNN's speed in DeepSeek-V3's preset of 128 heads (H100‡)" in board
+    wide, of_16 = (span_of(WIDE, "cudnn-frontend", cases) for cases in WIDE_CASES.values())
+    assert f"{of_16} with 16 heads (H100" in board
+    assert f"{wide} times cuDNN's speed at 160 to 256" in board
+    assert (
+        f"{back[llama]} times as fast as cuDNN's by `cudnn-frontend`, and those of 32 heads on 8 {back['b[12]-h32-']}"
+        in page
+    )
+    assert f"`h100-20261128-presets`, which has those without a mask: {full}" in page
     assert f"{back[window]} times as fast as cuDNN's by `cudnn-frontend` and {fa4[window]} times" in page
-    assert f"of 2,048 tokens alone, {back[sinks]} and {fa4[sinks]} times" in page
+    assert f"With sinks they are {back[sinks]} and {fa4[sinks]} times as fast" in page
     assert f"forward {span('.*-bfloat16$')} times as fast as cuDNN by `cudnn-frontend`, sinks included" in log
     assert (
-        f"backward {back[llama]} times in Llama's preset, {back[window]} in gpt-oss', {back[sinks]} with sinks "
-        f"(2,048 tokens alone), and {back[deepseek]} in DeepSeek-V3's"
+        f"backward {back[llama]} times in Llama's preset, causal, {back[window]} in gpt-oss', {back[sinks]} with sinks, "
+        f"and {back[deepseek]} in DeepSeek-V3's"
     ) in log
+    assert f"{wide} times as fast as cuDNN's on an H100, and {back[deepseek]} times in DeepSeek-V3's preset" in log
 
 
 @pytest.mark.parametrize("folder", [F200, B200, F100, B100])
