@@ -130,6 +130,7 @@ WATCHED = WideBackwardKernel("bfloat16", 192, 128)
 WRONG = "the gradients are off"
 STUCK = "deadlock"
 UNDER_WAY = "a copy is still under way"
+UNTOLD = "a message of the other block is still under way"
 WEIGHTS_STORED = "    if constexpr (!FIRST) named_sync(C::P_EMPTY, C::PAIR_THREADS);\n"
 SLOPES_TOLD = "    publish_shared();\n    named_arrive(C::SLOPE_STORED + stage, C::SENDER_THREADS);\n"
 ENDED = "    warpgroup_wait<0>();\n    settled(sum);\n"
@@ -165,9 +166,10 @@ MISTAKES = tuple(
         ),
         ("one_half_of_dq_twice", WRONG, ("of_other * C::CHUNK_BYTES, 16)", "0 * of_other, 16)")),
         ("a_block_ends_before_its_copies", UNDER_WAY, without(UNSEEN)),
+        ("a_block_ends_before_the_last_message", UNTOLD, ("count.n < tiles + 2", "count.n < tiles")),
         (
             "the_last_dq_forgotten",
-            WRONG,
+            STUCK,
             (LAST, LAST.replace("finish", "if (SCORES) finish")),
         ),
     )

@@ -125,11 +125,15 @@ struct WideProducer {
   }
 };
 
-// A warp that sends each tile's dS to the other block.
+// A warp that sends each tile's dS to the other block. It ends when the other has told that it has read them all, because the two
+// blocks' last meeting orders nothing, and no message may come to a block that has ended.
 template <class C>
 DEVICE void send_slopes(WideBarriers<C> barriers, u32 memory, int tiles, int lane) {
-  for (WideCount<C> count = {0}; count.n < tiles; count.n++) {
+#pragma unroll 1
+  for (WideCount<C> count = {0}; count.n < tiles + 2; count.n++) {
     const int place = count.stage();
+    barrier_wait(barriers.slope_free(place), count.parity() ^ 1);
+    if (count.n >= tiles) continue;
     named_sync(C::SLOPE_STORED + place, C::SENDER_THREADS);
     if (lane == 0) {
       const u32 own = memory + C::SLOPE + place * C::SLOPE_BYTES;
@@ -404,5 +408,5 @@ DEVICE void backward_wide(const TensorMap& q, const TensorMap& k, const TensorMa
       consumer.run(t);
     }
   }
-  sync_cluster();  // the other block may still copy into this one
+  sync_cluster();  // neither block ends while the other works
 }
