@@ -366,6 +366,7 @@ LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8}
         ({"seq": 4096, "batch": 2, "head_dim": 64, "window_offset": -1023}, 1),
         ({"seq": 2048, "window_offset": -1023}, 1),  # the model expects four parts to end first; they did not
         ({"seq": 8192, "window_offset": -1023}, 1),
+        ({"seq": 64, "seq_k": 16384, "causal_offset": 16320}, 1),  # what parts leave is more than what they read
     ],
 )
 def test_a_group_is_in_parts_where_its_longest_tiles_would_end_late(sizes: dict[str, Any], parts: int) -> None:

@@ -54,10 +54,10 @@ mask, and without one: nearly the fastest of one, two and four times the heads t
 `BACKWARD.md`)."""
 PARTS = (1, 2, 4, 8)
 """The numbers of parts in which Hopper's kernel may take the heads of a group."""
-GROUP_OF_LONG, KEYS_OF_LONG, WIDTH_OF_LONG, PARTS_OF_LONG, PARTS_AT_A_TIME = 4, 2048, 128, 4, 8
-"""Under a causal mask groups of so many heads or more, with so many keys or more of this padded head dimension, are in
-parts of two heads, at most four parts, and a section has eight parts: the fastest or within 4 % of it in ten problems
-of 2,048 to 32,768 keys (H100, 2026-11-28, `BACKWARD.md`)."""
+GROUP_OF_LONG, ROWS_OF_LONG, WIDTH_OF_LONG, PARTS_OF_LONG, PARTS_AT_A_TIME = 4, 2048, 128, 4, 8
+"""Under a causal mask groups of so many heads or more, with so many queries and keys or more of this padded head
+dimension, are in parts of two heads, at most four parts, and a section has eight parts: the fastest or within 4 % of it
+in ten problems of 2,048 to 32,768 queries and keys (H100, 2026-11-28, `BACKWARD.md`)."""
 WARPS_WITH_SUMS = 8
 """Of a block: each counts by itself which parts of a group have left their sums."""
 SUMS_OF_PART = {size: 2 * HOPPER_KEYS * size for size in HOPPER_QUERIES}
@@ -430,7 +430,7 @@ def has_long_groups(problem: BackwardProblem) -> bool:
     """Whether the heads of a group, taken at the same time, would need more than the L2 cache, and are worth parts."""
     f = problem.forward
     plain = f.causal and f.window_offset is None and padded_head_dim(f.head_dim) == WIDTH_OF_LONG
-    return plain and f.group >= GROUP_OF_LONG and f.seq_k >= KEYS_OF_LONG
+    return plain and f.group >= GROUP_OF_LONG and min(f.seq_q, f.seq_k) >= ROWS_OF_LONG
 
 
 def heads_under_mask(problem: BackwardProblem, machine: Machine) -> int:
