@@ -27,7 +27,7 @@ from tests.kernels.cuda.every_kernel import every_wide_kernel
 from tests.kernels.cuda.hopper_runner import RELEASING, SHUFFLED, WAITING, Schedule
 from tests.kernels.cuda.simt_ways import HostBuffers
 from tests.kernels.cuda.stub_driver import HOPPER, WITH_STUB, program_with_stub
-from tests.kernels.cuda.test_hopper_mutants import Mutant, lines, without
+from tests.kernels.cuda.test_hopper_mutants import OVERWRITTEN, Mutant, lines, without
 from tests.kernels.cuda.test_races_simt import RACE, UNFENCED, as_it_is
 
 pytestmark = [WITH_COMPILER, WITH_STUB]
@@ -136,6 +136,8 @@ SLOPES_TOLD = "    publish_shared();\n    named_arrive(C::SLOPE_STORED + stage, 
 ENDED = "    warpgroup_wait<0>();\n    settled(sum);\n"
 DOUT_READ = ENDED + "    release(barriers.dout_empty(dout_stage));\n"
 QUERIES_READ = ENDED + "    release(barriers.q_empty(stage));\n"
+DQ_BEGUN = "    warpgroup_commit();\n  }\n  // Adds this warpgroup's columns"
+PLACE_GIVEN_BACK = "barrier_arrive_in_peer(barriers.slope_free(place));"
 LAST = "      finish(tile, "
 UNSEEN = "      barrier_wait(barriers.other_full(), 0);  // a block must not end while something is copied into it\n"
 MISTAKES = tuple(
@@ -151,6 +153,13 @@ MISTAKES = tuple(
             RACE,
             without("    barrier_wait(barriers.slope_free(stage), count.parity() ^ 1);\n"),
         ),
+        (
+            "a_place_given_back_while_dq_reads_it",
+            OVERWRITTEN[0],
+            (DQ_BEGUN, DQ_BEGUN.replace("  }\n", f"    if (lane() == 0) {PLACE_GIVEN_BACK}\n  }}\n")),
+        ),
+        ("one_reader_too_few", "within a phase", ("slope_free(i), C::READERS)", "slope_free(i), C::READERS - 1)")),
+        ("barriers_not_told_to_the_other_block", "before a fence has told it", without("    barrier_init_done();\n")),
         (
             "slopes_of_the_other_block_not_counted",
             STUCK,

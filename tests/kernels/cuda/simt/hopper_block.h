@@ -33,6 +33,7 @@ struct Waiting {
 struct Barrier {
   u32 arrivals = 0, due = 0, parity = 0;  // a phase; arrivals still due; the parity of the phase under way
   i64 bytes = 0;                          // still to land in this phase
+  bool told = false;                      // to the copy engine and the other block
 };
 
 struct NamedBarrier {
@@ -85,6 +86,7 @@ struct Message {  // from the other block of a cluster: bytes of its shared memo
 
 struct Block {
   std::vector<Message> messages;
+  std::map<u32, u32> places;  // to which the other block has copied, and their bytes
   std::vector<size_t> met_peer;  // by each thread, so often
   int sender = 0;                // the thread that last copied to the other block
   char* memory = nullptr;
@@ -105,6 +107,7 @@ inline __thread Block* running;  // on this thread of the host
 
 void carry_out(const Box& box);
 void deliver(const Message& message);
+void check_places_are_read();
 inline bool end_products();
 
 inline void wait_elsewhere(Wait what, u32 which, u32 parity = 0, i64 until = 0) {
@@ -259,7 +262,7 @@ inline void run_parting_block(int threads) {
   for (const auto& [thread, additions] : running->additions)
     if (!additions.empty()) fail("an addition is still under way at the end of its block");
   for (const auto& [address, barrier] : running->barriers)
-    if (barrier.bytes) fail("a barrier still counts bytes at the end of its block");
+    if (barrier.bytes || barrier.due != barrier.arrivals) fail("a barrier is within a phase at the end of its block");
   for (const Warpgroup& w : running->warpgroups)
     if (!w.products.empty()) fail("a product is still under way at the end of its block");
   if (!running->messages.empty()) fail("a message of the other block is still under way at the end of its block");
@@ -358,12 +361,14 @@ void meet_peer() {
   }
 }
 
-// What will be overwritten is lost at once; what is sent is read when the message is delivered.
+// What will be overwritten is lost at once; what is sent is read when the message is delivered. The thread that arrives has no product
+// under way that reads what the other block has sent.
 void send_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) {
   if (!peer()) fail("something is sent to a block that is not there");
   if (to % 16 || from % 16 || bytes % 16) fail("a copy to another block of no whole pieces of 16");
   if (bytes) races::addition_reads(running->sender = current, shared_bytes(from, 16), bytes);
   if (bytes) std::memset(peer()->memory + (to - window - SHARED_BASE), 0xff, bytes);
+  if (!bytes) check_places_are_read();
   peer()->messages.push_back({to - window, bytes, barrier - window, bytes ? shared_bytes(from, 16) : nullptr});
 }
 

@@ -9,6 +9,16 @@ static Barrier& barrier_at(u32 address) {
   return found->second;
 }
 
+static Barrier& told_barrier(u32 address) {
+  Barrier& b = barrier_at(address);
+  if (!b.told) fail("a barrier is used from outside of its block's threads before a fence has told it");
+  return b;
+}
+
+void tell_barriers() {
+  for (auto& [address, barrier] : running->barriers) barrier.told = true;
+}
+
 static void advance(u32 address, Barrier& b) {
   if (b.due || b.bytes) return;
   b.parity ^= 1, b.due = b.arrivals;
@@ -61,11 +71,11 @@ void carry_out(const Box& box) {
 
 void deliver(const Message& message) {
   const u32 to = message.to + window, barrier = message.barrier + window;
-  Barrier& b = barrier_at(barrier);
+  Barrier& b = told_barrier(barrier);
   if (message.bytes) {
     check_not_read({to, to + message.bytes});
     for (u32 i = 0; i < message.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), message.from + i, 16);
-    b.bytes -= message.bytes;
+    b.bytes -= message.bytes, running->places[to] = message.bytes;
   } else {
     if (b.due-- == 0) fail("a barrier has one arrival too many in a phase");
     races::see_additions(running->sender);  // what was sent to the other block has been read when that one arrives
@@ -76,7 +86,7 @@ void deliver(const Message& message) {
 
 // The copy is under way: what lies at its place is lost at once.
 static void start(Box box) {
-  barrier_at(box.barrier);
+  told_barrier(box.barrier);
   box.number = races::copy_asked(current, shared_bytes(box.to, 16), box.bytes, box.barrier);
   check_not_read({box.to, box.to + box.bytes});
   for (u32 i = 0; i < box.bytes; i += 16) std::memset(shared_bytes(box.to + i, 16), 0xff, 16);

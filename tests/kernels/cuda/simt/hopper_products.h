@@ -91,12 +91,20 @@ inline void check_landed(const Product& p) {
   });
 }
 
+// By the first `count` products of a warpgroup that are under way.
+inline void check_not_read(const Range& written, const Warpgroup& group, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    for_each_range(group.products[i], [&](const Range& read) {
+      if (meet(read, written)) fail("a copy overwrites what a product under way reads");
+    });
+}
 inline void check_not_read(const Range& written) {
-  for (const Warpgroup& group : running->warpgroups)
-    for (const Product& p : group.products)
-      for_each_range(p, [&](const Range& read) {
-        if (meet(read, written)) fail("a copy overwrites what a product under way reads");
-      });
+  for (const Warpgroup& group : running->warpgroups) check_not_read(written, group, group.products.size());
+}
+void check_places_are_read() {
+  const Warpgroup& group = running->warpgroups[(size_t)current / 128];
+  const auto count = (size_t)(group.asked[current % 128] - group.ended);
+  for (const auto& [at, size] : running->places) check_not_read({at, at + size}, group, count);
 }
 
 inline Held& held_for(Warpgroup& group, int thread, const float* d) {
