@@ -104,10 +104,7 @@ def test_a_second_ctrl_c_before_the_first_is_answered_waits_for_no_machine(home:
         assert_nobody_is_waited_for(stage, watch.said)
 
 
-def test_what_hangs_after_a_second_ctrl_c_is_left_and_its_money_stays_held(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driving, "LEAVE_S", 0.05)
+def test_what_hangs_after_a_second_ctrl_c_is_left_and_its_money_stays_held(home: Path) -> None:
     with staged(home, good_vm(cases=1)) as stage:
         world, watch = interrupted(stage, 4, ImpatientLog), Telling()
         world = replace(world, clock=HungClock(stage.timeline))
@@ -278,9 +275,10 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Pat
 
 
 class HungClock(TimelineClock):
-    """A clock on which nothing is waited for in vain: a wait ends only with the process, or with a signal."""
+    """A clock whose waits end only with a signal. The first is one for which nobody has any time left."""
 
     def sleep(self, seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
         threading.Event().wait(WAIT_S)
 
 
