@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels.attention.cuda.backward.plan import (
+    MOST_BYTES_OF_PARTS,
     PARTS,
     PARTS_OF_LONG,
     BackwardProblem,
+    bytes_of_parts,
     has_long_groups,
     is_small,
 )
@@ -119,7 +121,8 @@ def possible_parts(problem: BackwardProblem) -> list[int]:
 def best_parts(problem: BackwardProblem, machine: Machine) -> int:
     """The number of parts with which `backward90` should end first: of long groups those of two heads, else 1 unless
     that is sure to gain. With many rounds of tiles the model has nothing to say."""
-    f, possible = problem.forward, possible_parts(problem)
+    f = problem.forward
+    possible = [parts for parts in possible_parts(problem) if bytes_of_parts(problem, parts) <= MOST_BYTES_OF_PARTS]
     if has_long_groups(problem):
         return max(parts for parts in possible if parts <= min(PARTS_OF_LONG, f.group // 2))
     if len(possible) == 1 or not is_small(problem, machine, HOPPER_ROWS):

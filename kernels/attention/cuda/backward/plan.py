@@ -58,6 +58,9 @@ GROUP_OF_LONG, ROWS_OF_LONG, WIDTH_OF_LONG, PARTS_OF_LONG, PARTS_AT_A_TIME = 4, 
 """Under a causal mask groups of so many heads or more, with so many queries and keys or more of this padded head
 dimension, are in parts of two heads, at most four parts, and a section has eight parts: the fastest or within 4 % of it
 in ten problems of 2,048 to 32,768 queries and keys (H100, 2026-11-28, `BACKWARD.md`)."""
+MOST_BYTES_OF_PARTS = 1 << 30
+"""For the sums that parts leave, unless a number of parts is asked for: the most in a problem that was measured, 64
+heads on 8 with 32,768 keys in four parts."""
 WARPS_WITH_SUMS = 8
 """Of a block: each counts by itself which parts of a group have left their sums."""
 SUMS_OF_PART = {size: 2 * HOPPER_KEYS * size for size in HOPPER_QUERIES}
@@ -353,8 +356,7 @@ class HopperBackward:
         query_tiles, key_tiles = -(-f.seq_q // kernel.queries), -(-f.seq_k // HOPPER_KEYS)
         made = with_numbers(problem, query_tiles * kernel.queries, buffers)
         kv_heads, all_tiles = f.batch * f.kv_heads * parts, problem.heads * query_tiles
-        sums = all_tiles * SUMS_OF_BLOCK + (kv_heads * key_tiles * SUMS_OF_PART[kernel.head_dim] if self.divides else 0)
-        made.sums = buffers.scratch(sums * 4)
+        made.sums = buffers.scratch(all_tiles * SUMS_OF_BLOCK * 4 + bytes_of_parts(problem, parts))
         numbers = (kv_heads + self.heads_with_arrivals(problem)) * key_tiles + all_tiles * SHARES_OF_BLOCK
         made.progress = buffers.scratch(numbers * 4)
         heads = min((self.section or self.heads_of_section(problem)) * parts, kv_heads)
@@ -426,8 +428,15 @@ def heads_of_section(problem: BackwardProblem, machine: Machine, keys: int) -> i
     return in_equal_sections(problem, fitting_heads(problem, machine, problem.forward.seq_q) // problem.forward.group)
 
 
+def bytes_of_parts(problem: BackwardProblem, parts: int) -> int:
+    """The bytes of the sums of dK and dV that so many parts of each group leave; a single one leaves none."""
+    f = problem.forward
+    tiles = f.batch * f.kv_heads * -(-f.seq_k // HOPPER_KEYS)
+    return tiles * parts * SUMS_OF_PART[padded_head_dim(f.head_dim)] * 4 if parts > 1 else 0
+
+
 def has_long_groups(problem: BackwardProblem) -> bool:
-    """Whether the heads of a group, taken at the same time, would need more than the L2 cache, and are worth parts."""
+    """Whether a group is so large, and queries and keys are so many, that it is divided whatever the model expects."""
     f = problem.forward
     plain = f.causal and f.window_offset is None and padded_head_dim(f.head_dim) == WIDTH_OF_LONG
     return plain and f.group >= GROUP_OF_LONG and min(f.seq_q, f.seq_k) >= ROWS_OF_LONG

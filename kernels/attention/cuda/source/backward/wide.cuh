@@ -252,7 +252,7 @@ struct WideConsumer {
 #pragma unroll
       for (int x = 0; x < 8; x++) s[8 * i + x] = exp2_approx(fused(s[8 * i + x], p.scale_log2, -shift[x / 4 * 2 + x % 2]));
     }
-    release(barriers.q_empty(stage));
+    release(barriers.q_empty(stage));  // loads of SHIFT may not have returned: the other warpgroup gives the place back after P
     if constexpr (!FIRST) named_sync(C::P_EMPTY, C::PAIR_THREADS);
     u32 weights[C::QUERIES / 4];
 #pragma unroll
