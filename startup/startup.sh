@@ -2,7 +2,7 @@
 # Bootstrap of a benchmark VM: runs as root on every boot, the same bytes on every VM; what differs is read from metadata.
 # It hands over to startup/agent and, whatever becomes of that, leaves a last word in the bucket and deletes the VM.
 # There is no `set -e`: a command that fails must lead to finish, never past it.
-# shellcheck disable=SC2329,SC2154 # functions are also called through retry, work, helper and trap; `into` assigns
+# shellcheck disable=SC2329,SC2154 # functions are also called through retry, work, helper and trap; `read_into` assigns
 dir=${BENCH_VM_DIR:-/var/lib/bench}
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1"
 run_id='' signalled='' interrupted='' outcome=failed cause='' detail='' grace=40 seq=0 helpers=() me=$(printf %04x%04x $RANDOM $RANDOM)
@@ -13,9 +13,9 @@ retry() { # retry TRIES COMMAND...
   for ((try = 1; try <= tries; try++)); do "$@" && return 0; ((try < tries)) && sleep "${BENCH_RETRY_PAUSE_S:-2}"; done
   return 1
 }
-# into NAME COMMAND...: NAME becomes what is printed. Once more after a signal, which may have ended COMMAND. While a signal is
-# trapped this shell expands no `$(...)`: bash 5.2 takes the command of a trap that is due there for the text in the brackets.
-shopt -s lastpipe; into() { interrupted=''; "${@:2}" | read -rd '' "$1"; [[ -z $interrupted ]] || into "$@"; }
+# read_into NAME COMMAND...: NAME becomes what is printed. Once more after a signal, which may have ended COMMAND. While a
+# signal is trapped this shell expands no `$(...)`: bash 5.2 takes the command of a trap that is due there for the text in it.
+shopt -s lastpipe; read_into() { interrupted=''; "${@:2}" | read -rd '' "$1"; [[ -z $interrupted ]] || read_into "$@"; }
 meta() { # the value of a metadata key; empty when there is none
   local answer; answer=$(http -w '\n%{http_code}' -H 'Metadata-Flavor: Google' "$metadata/$1") || return 1
   case ${answer##*$'\n'} in 200) printf '%s' "${answer%$'\n'*}" ;; 404) ;; *) return 1 ;; esac
@@ -38,15 +38,15 @@ event() { # event KIND DATA
   retry 3 upload "$text" "events/${now//[-:]/}-boot-$attempt-$me-$(printf %06d "$seq")-$1.json" application/json
 }
 roomy() { mkdir -p "$dir/room" && touch "$dir"/room/{1..9} && head -c 1000000 /dev/zero >"$dir/room/1"; local code=$?; rm -rf "$dir/room"; return "$code"; } 2>/dev/null
-leave() { stopped; cause=$1 detail=$2; say "$1: $2"; exit 1; }
+leave() { exit_if_stopped; cause=$1 detail=$2; say "$1: $2"; exit 1; }
 
 # In a process group of its own, where a signal does not reach this script; elsewhere job control would make `wait`
 # return for a worker that is only stopped.
 spawn() { set -m; "$@" </dev/null & set +m; }
-stopped() { [[ ! -e $dir/deadline && -z $signalled ]] || exit 143; }
+exit_if_stopped() { [[ ! -e $dir/deadline && -z $signalled ]] || exit 143; }
 work() { # the one thing that the watchdog and a signal may end
   local code worker
-  stopped
+  exit_if_stopped
   spawn "$@"; worker=$!; echo "$worker" >"$dir/worker"
   [[ -n $signalled ]] && kill -TERM -- "-$worker"
   while interrupted=''; wait "$worker"; code=$?; [[ -n $interrupted ]]; do helper stop_worker; done
@@ -108,15 +108,15 @@ exec > >(trap '' TERM INT HUP; tee -p -a "$dir/log.txt") 2>&1
 trap finish EXIT; trap on_signal TERM INT HUP
 rm -rf "$dir/deadline" "$dir/missing" "$dir/worker" "$dir/harness" "$dir/payload" "$dir/out" "$dir/container"
 
-into name retry 10 meta instance/name; into zone retry 10 meta instance/zone; into project retry 10 meta project/project-id
-into endpoints retry 10 meta instance/attributes/bench-endpoints
-into storage field "$endpoints" storage; into compute field "$endpoints" compute
+read_into name retry 10 meta instance/name; read_into zone retry 10 meta instance/zone; read_into project retry 10 meta project/project-id
+read_into endpoints retry 10 meta instance/attributes/bench-endpoints
+read_into storage field "$endpoints" storage; read_into compute field "$endpoints" compute
 storage=${storage:-https://storage.googleapis.com} compute=${compute:-https://compute.googleapis.com}
 say "$name in ${zone##*/}"
 [[ -e $dir/last-word ]] && exit 0 # rebooted after the end: all that is left to do is to go
-into spec retry 10 meta instance/attributes/bench-run; into payload retry 10 meta instance/attributes/bench-payload
-for key in bucket object sha256; do into "$key" field "$payload" "$key"; done
-for key in run_id attempt deadline_s; do into "$key" field "$spec" "$key"; done; deadline=${deadline_s%%.*}
+read_into spec retry 10 meta instance/attributes/bench-run; read_into payload retry 10 meta instance/attributes/bench-payload
+for key in bucket object sha256; do read_into "$key" field "$payload" "$key"; done
+for key in run_id attempt deadline_s; do read_into "$key" field "$spec" "$key"; done; deadline=${deadline_s%%.*}
 [[ -n $run_id && -n $bucket && -n $object && -n $sha256 && $attempt =~ ^[0-9]+$ && $deadline =~ ^[0-9]+$ ]] ||
   leave unknown 'bench-run or bench-payload is missing from the metadata or lacks a key'
 roomy || leave disk_full "no room is left in $dir"
@@ -129,7 +129,7 @@ able() { command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.v
 apt() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -y -o DPkg::Lock::Timeout=120 "$@"; }
 lists() { local text; text=$(apt update 2>&1) || { [[ $text != *lists/lock* ]] && say "apt-get update: ${text##*$'\n'}"; }; }
 install_python() { retry 60 lists; apt install python3 python3-venv python3-pip; } # no option of apt waits for the lists' lock
-able || { into allowed field "$spec" allow_install; [[ $allowed == true ]] && work retry 2 install_python; }
+able || { read_into allowed field "$spec" allow_install; [[ $allowed == true ]] && work retry 2 install_python; }
 able || leave no_python 'no python3 of version 3.8 or newer, and none could be installed'
 
 download() { # no retry cures an object that is not there
