@@ -63,7 +63,7 @@ class CandidateProcesses:
             try:
                 hand.ready()
             except (Lost, Answered, Unavailable):
-                if hand.unloaded is None:
+                if hand.load_failure is None:
                     return None
             self.raise_priority(user)
         if self.users is not None:

@@ -84,7 +84,7 @@ class Hand:
         self.due: tuple[str, ...] = ()
         """The requests that the loading process has got: `import`, `load`, or both."""
         self.hangs = 0
-        self.unloaded: Lost | None = None
+        self.load_failure: Lost | None = None
         """The failure of a process that hung while it was loaded. It is not loaded again."""
         self.record: Mapping[str, Any] | None = None
         self.sets = 1
@@ -107,7 +107,7 @@ class Hand:
 
     def begin(self) -> None:
         """Starts the process, which loads while this one goes on, unless it runs already or has hung as it loaded."""
-        if self.worker is None and self.loading is None and self.unloaded is None:
+        if self.worker is None and self.loading is None and self.load_failure is None:
             self.loading, self.due = self.start(), ()
         if self.loading is not None and "load" not in self.due:
             self.loading.send("load", name=original_name(self.name) or None)
@@ -130,8 +130,8 @@ class Hand:
         """The process, started and loaded. Raises `Unavailable`, `Lost` or `Answered`."""
         if self.hangs >= HANGS_ENOUGH:
             raise Unavailable("not tried again: it hung in a case before")
-        if self.unloaded is not None:
-            raise self.unloaded
+        if self.load_failure is not None:
+            raise self.load_failure
         self.begin()
         if self.loading is not None:
             worker, self.loading = self.loading, None
@@ -139,7 +139,7 @@ class Hand:
                 *_, loaded = [worker.receive(op, self.limits.limit_s("load")) for op in self.due]
             except (Lost, Answered) as exc:
                 worker.end()
-                self.unloaded = exc if isinstance(exc, Lost) and exc.hung else None
+                self.load_failure = exc if isinstance(exc, Lost) and exc.hung else None
                 raise
             self.worker, self.record = worker, loaded.get("record")
         assert self.worker is not None, "it is loaded"

@@ -241,7 +241,7 @@ class Referee:
             self.arena.release(name)
             self.arena.proven.discard(name)
         for hand in (*self.arena.hands.values(), self.arena.judge):
-            hand.hangs, hand.fault, hand.unloaded = 0, None, None
+            hand.hangs, hand.fault, hand.load_failure = 0, None, None
 
 
 def make_referee(session: Session) -> Referee:
