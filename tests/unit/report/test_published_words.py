@@ -229,8 +229,23 @@ def words_of_cupti(folder: str) -> str:
     )
 
 
+def words_of_blocks(folder: str, *, counts_pairs: bool = False) -> str:
+    """How many cases have few blocks beside cuDNN, in both regimes or in one; with `counts_pairs` how many have two."""
+    blocks: dict[str, list[int]] = {}
+    for row in (*against(folder, "cudnn-frontend", "burst"), *against(folder, "cudnn-frontend", "graph")):
+        blocks.setdefault(row["case_id"], []).append(int(row["blocks"]))
+    few, mixed, pairs = (
+        sum(test(max(each), min(each)) for each in blocks.values())
+        for test in (lambda most, _: most < 5, lambda most, least: least < 5 <= most, lambda most, _: most == 2)
+    )
+    both = f" ({pairs} have two in each regime)" if counts_pairs else ""
+    have = "has" if mixed == 1 else "have"
+    return f"{few} cases have fewer than five blocks{both}, {mixed} more {have} so few in one regime"
+
+
 def of_presets() -> Iterator[str]:
     yield from words_of_presets(PRESETS)
+    yield words_of_blocks(PRESETS)
     ((case_id, reason),) = {(case_id, why) for name, case_id, why in measured(PRESETS) if name == "bench" and why}
     assert case_id == "b2-h64-kv8-q2048-k2048-d64-causal-w1024-sinks-bfloat16"
     yield f"In one of the 46 cases, gpt-oss with sinks, forward, of 2,048 tokens, `bench` was wrong: {reason}"
@@ -247,15 +262,7 @@ def of_presets_on_an_h100() -> Iterator[str]:
         f"b2-h64-kv8-q{tokens}-k{tokens}-d64-causal-w1024-sinks-bfloat16-backward" for tokens in (4096, 8192, 16384, 32768)
     }  # fmt: skip
     yield f"{len(graph)} of the {len(every)} cases are there"
-    blocks = [
-        {row["case_id"]: int(row["blocks"]) for row in against(H100_PRESETS, "cudnn-frontend", regime)}
-        for regime in ("burst", "graph")
-    ]
-    counts = [sorted(each[case_id] for each in blocks) for case_id in graph]
-    yield (
-        f"{sum(most < 5 for _, most in counts)} cases have fewer than five blocks ({sum(most == 2 for _, most in counts)} "
-        f"have two in each regime), {sum(least < 5 <= most for least, most in counts)} more have so few in one regime"
-    )
+    yield words_of_blocks(H100_PRESETS, counts_pairs=True)
     odd = "b1-h64-kv8-q8192-k8192-d128-causal-bfloat16-backward"
     assert min(graph, key=lambda case_id: burst[case_id] / graph[case_id]) == odd
     others = [burst[case_id] / graph[case_id] - 1 for case_id in graph if case_id != odd]
@@ -295,6 +302,7 @@ def of_gradients() -> Iterator[str]:
         json.loads((ROOT / "results" / folder / "build.json").read_text())["seconds"] for folder in (GRADIENTS, WIDE)
     ]
     yield f"took {seconds[0]:.1f} s and {seconds[1]:.1f} s"
+    yield words_of_blocks(GRADIENTS)
     yield words_of_cupti(GRADIENTS)
 
 
@@ -302,6 +310,7 @@ def of_wide() -> Iterator[str]:
     """The same of wide heads, over cuDNN."""
     for what, cases in WIDE_CASES.items():
         yield f"{what}: {span_of(WIDE, 'cudnn-frontend', cases)}"
+    yield words_of_blocks(WIDE)
     yield words_of_cupti(WIDE)
 
 
