@@ -275,7 +275,7 @@ def test_a_second_ctrl_c_counts_from_the_moment_in_which_it_is_offered(home: Pat
 
 
 class HungClock(TimelineClock):
-    """A clock whose waits end only with a signal. The first is one for which nobody has any time left."""
+    """A clock whose waits end only with a signal. With the first, the time after a second Ctrl-C is over."""
 
     def sleep(self, seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.001)

@@ -349,7 +349,7 @@ LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8}
         ({"seq": 1024}, 4),
         ({"seq": 2048}, 4),  # from here on parts of two heads, four at most
         ({"seq": 32768}, 4),
-        ({"seq": 65536}, 2),  # the sums of four parts would take 2 GiB, and of two parts of the next ones too
+        ({"seq": 65536}, 2),  # four parts would leave 2 GiB, as two parts would in the next problems
         ({"seq": 131072}, 1),
         ({"seq": 32768, "batch": 4}, 1),
         ({"seq": 2048, "heads": 256}, 4),

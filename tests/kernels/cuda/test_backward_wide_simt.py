@@ -130,7 +130,7 @@ WATCHED = WideBackwardKernel("bfloat16", 192, 128)
 WRONG = "the gradients are off"
 STUCK = "deadlock"
 UNDER_WAY = "a copy is still under way"
-UNTOLD = "a message of the other block is still under way"
+MESSAGE_UNDER_WAY = "a message of the other block is still under way"
 WEIGHTS_STORED = "    if constexpr (!FIRST) named_sync(C::P_EMPTY, C::PAIR_THREADS);\n"
 SLOPES_TOLD = "    publish_shared();\n    named_arrive(C::SLOPE_STORED + stage, C::SENDER_THREADS);\n"
 ENDED = "    warpgroup_wait<0>();\n    settled(sum);\n"
@@ -159,7 +159,11 @@ MISTAKES = tuple(
             (DQ_BEGUN, DQ_BEGUN.replace("  }\n", f"    if (lane() == 0) {PLACE_GIVEN_BACK}\n  }}\n")),
         ),
         ("one_reader_too_few", "within a phase", ("slope_free(i), C::READERS)", "slope_free(i), C::READERS - 1)")),
-        ("barriers_not_told_to_the_other_block", "before a fence has told it", without("    barrier_init_done();\n")),
+        (
+            "barriers_not_published_to_the_other_block",
+            "before a fence has published it",
+            without("    barrier_init_done();\n"),
+        ),
         (
             "slopes_of_the_other_block_not_counted",
             STUCK,
@@ -175,7 +179,7 @@ MISTAKES = tuple(
         ),
         ("one_half_of_dq_twice", WRONG, ("of_other * C::CHUNK_BYTES, 16)", "0 * of_other, 16)")),
         ("a_block_ends_before_its_copies", UNDER_WAY, without(UNSEEN)),
-        ("a_block_ends_before_the_last_message", UNTOLD, ("count.n < tiles + 2", "count.n < tiles")),
+        ("a_block_ends_before_the_last_message", MESSAGE_UNDER_WAY, ("count.n < tiles + 2", "count.n < tiles")),
         (
             "the_last_dq_forgotten",
             STUCK,

@@ -33,7 +33,7 @@ struct Waiting {
 struct Barrier {
   u32 arrivals = 0, due = 0, parity = 0;  // a phase; arrivals still due; the parity of the phase under way
   i64 bytes = 0;                          // still to land in this phase
-  bool told = false;                      // to the copy engine and the other block
+  bool published = false;                 // to the copy engine and the other block
 };
 
 struct NamedBarrier {

@@ -9,14 +9,14 @@ static Barrier& barrier_at(u32 address) {
   return found->second;
 }
 
-static Barrier& told_barrier(u32 address) {
+static Barrier& published_barrier(u32 address) {
   Barrier& b = barrier_at(address);
-  if (!b.told) fail("a barrier is used from outside of its block's threads before a fence has told it");
+  if (!b.published) fail("a barrier is used from outside of its block's threads before a fence has published it");
   return b;
 }
 
-void tell_barriers() {
-  for (auto& [address, barrier] : running->barriers) barrier.told = true;
+void publish_barriers() {
+  for (auto& [address, barrier] : running->barriers) barrier.published = true;
 }
 
 static void advance(u32 address, Barrier& b) {
@@ -71,7 +71,7 @@ void carry_out(const Box& box) {
 
 void deliver(const Message& message) {
   const u32 to = message.to + window, barrier = message.barrier + window;
-  Barrier& b = told_barrier(barrier);
+  Barrier& b = published_barrier(barrier);
   if (message.bytes) {
     check_not_read({to, to + message.bytes});
     for (u32 i = 0; i < message.bytes; i += 16) std::memcpy(shared_bytes(to + i, 16), message.from + i, 16);
@@ -86,7 +86,7 @@ void deliver(const Message& message) {
 
 // The copy is under way: what lies at its place is lost at once.
 static void start(Box box) {
-  told_barrier(box.barrier);
+  published_barrier(box.barrier);
   box.number = races::copy_asked(current, shared_bytes(box.to, 16), box.bytes, box.barrier);
   check_not_read({box.to, box.to + box.bytes});
   for (u32 i = 0; i < box.bytes; i += 16) std::memset(shared_bytes(box.to + i, 16), 0xff, 16);

@@ -62,7 +62,7 @@ void count_value(int* at);
 void rest();
 
 void make_barrier(u32 barrier, u32 arrivals);
-void tell_barriers();
+void publish_barriers();
 void arrive(u32 barrier, i64 bytes);
 void await_phase(u32 barrier, u32 parity);
 void arrive_named(int id, int threads);
@@ -99,7 +99,7 @@ DEVICE int atomicAdd(int* counter, int more) {
 DEVICE void __threadfence() {}
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals) { simt::make_barrier(barrier, arrivals); }
-DEVICE void barrier_init_done() { simt::tell_barriers(); }
+DEVICE void barrier_init_done() { simt::publish_barriers(); }
 DEVICE void barrier_arrive(u32 barrier) { simt::arrive(barrier, 0); }
 DEVICE void barrier_arrive_after(u32 barrier, u32) {
   simt::end_loads();

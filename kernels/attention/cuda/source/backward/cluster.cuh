@@ -28,8 +28,8 @@ DEVICE void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier) {
 DEVICE void barrier_arrive_in_peer(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_peer(barrier)) : "memory");
 }
-// All threads of both blocks meet. It orders nothing either: barriers just initialised have been told by a fence, and messages that
-// are under way stay so. Whoever must have them waits at their barriers.
+// All threads of both blocks meet. It orders nothing either: a fence publishes barriers just initialised, and messages that are under
+// way stay so. Whoever must have them waits at their barriers.
 DEVICE void sync_cluster() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 
 #endif  // SIMT_SHIM
